@@ -1,5 +1,6 @@
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -103,6 +104,28 @@ def test_replayed_tokens_have_a_mode_of_their_own() -> None:
     assert loss == pytest.approx(-0.1 * (1.25 + 1.0))
 
 
+@pytest.mark.parametrize("mode", ["recompute", "behaviour", "truncated"])
+def test_tokens_of_a_seed_have_the_policy_of_the_batch_in_the_place_of_the_unknown_one(mode: str) -> None:
+    """Four replayed tokens: one of the policy (μ = 0.4), three of a teacher (no μ), with Â = 2.
+
+    The ratio of the teacher's is π_θ/π_old: 1 at the first update, then 1.2, then clipped at 1.3.
+    """
+    nan = math.nan
+    batch = tokens([1.0, 1.0, 1.2, 1.5], 2.0, behaviour=[0.4, nan, nan, nan], replayed=[True] * 4)
+    loss, gradient, sums = loss_and_gradient(batch, replay_ratio=mode)
+    own = {"recompute": 1.0, "behaviour": 1.25, "truncated": 1.25}[mode]
+    assert loss == pytest.approx(-0.1 * 2 * (own + 1.0 + 1.2 + 1.3))
+    # The gradient of ρ·Â at ρ = 1 is that of Â·log π_θ.
+    assert gradient == pytest.approx([-0.2 * own, -0.2, -0.24, 0.0])
+    assert (sums.fresh, sums.clipped, sums.capped) == (0, 1, 0)
+
+
+def test_an_engine_without_log_probabilities_is_not_hidden() -> None:
+    """Only replayed tokens may have none: at others NaN reaches the loss, and the update is skipped."""
+    batch = tokens([1.0], 1.0, behaviour=[math.nan])
+    assert math.isnan(loss_and_gradient(batch, ratio="behaviour")[0])
+
+
 def test_stale_tokens_have_a_mode_of_their_own() -> None:
     batch = tokens([1.1] * 4, 1.0, behaviour=[0.4, 0.4, 0.1, 0.4], stale=[False, True, True, False])
     loss, gradient, _ = loss_and_gradient(batch)  # 1, min(0.5 / 0.4, 2), min(0.5 / 0.1, 2), 1
@@ -200,9 +223,18 @@ def episode(rng: Random, score: float, name: str, malformed: bool = False) -> Tr
     return trajectory(score, *turns, name=name, malformed=malformed)
 
 
+def of_teacher(one: Trajectory) -> Trajectory:
+    turns = [
+        replace(each, completion=replace(each.completion, logprobs=(), versions=())) for each in one.turns
+    ]
+    return replace(one, turns=tuple(turns))
+
+
 def batch_of_groups() -> list[Group]:
     rng = Random(5)
     replay = ReplayBuffer(ReplayConfig())
+    seed = of_teacher(trajectory(1.0, *episode(rng, 1.0, "seed").turns, name="seed", task="z"))
+    replay.restore([seed])
     replay.rescue([group(episode(rng, 1.0, "old"), episode(rng, 0.0, "x"))], rng, version=0)
     groups = [
         group(
@@ -212,6 +244,7 @@ def batch_of_groups() -> list[Group]:
         group(episode(rng, 0.0, "f"), episode(rng, 0.0, "g"), index=2, task="v"),  # without signal
         group(episode(rng, 1.0, "h"), index=3, task="w", failures=1),  # too small
         group(episode(rng, 0.3, "i"), episode(rng, 0.0, "j"), index=4, task="y"),
+        group(episode(rng, 0.0, "k"), episode(rng, 0.0, "l"), index=5, task="z"),  # rescued by the seed
     ]
     return replay.rescue(groups, rng, version=VERSION)
 
@@ -257,16 +290,17 @@ def plain_objective(
             }[loss.aggregation]
             advantage = (rewards[i] - mean) / sigma
             replayed = any(rescue.index == i for rescue in one.rescues)
-            seen: list[int] = []
+            seen: list[float] = []
             for s in t.turns:
                 before = s.context[-1]
                 sampled = s.completion
+                unknown = [math.nan] * len(sampled.token_ids) if t.episode_id == "seed" else []
                 for token, mu, version in zip(
-                    sampled.token_ids, sampled.logprobs, sampled.versions, strict=True
+                    sampled.token_ids, sampled.logprobs or unknown, sampled.versions or unknown, strict=True
                 ):
                     seen.append(version)
                     own = loss.ratio if min(seen) == VERSION else loss.stale_ratio
-                    mode = replay_ratio if replayed else own
+                    mode = "recompute" if unknown else replay_ratio if replayed else own
                     logp = torch.log_softmax(theta[before], 0)[token]
                     logp_old = torch.log_softmax(old[before], 0)[token]
                     ratio = torch.exp(logp - (mu if mode == "behaviour" else logp_old))
@@ -343,7 +377,7 @@ def our_loss(
     (update,) = all_updates(groups, loss, tasks_per_update=8, token_budget=token_budget, version=VERSION)
     total = torch.zeros((), dtype=torch.float64)
     for microbatch in split_microbatches(update, max_tokens):
-        repeats = torch.tensor([len(sample.behaviour_logprobs) for sample in microbatch])
+        repeats = torch.tensor([sample.sampled_tokens for sample in microbatch])
         per_sample = torch.tensor(
             [(s.advantage, s.weight, s.kl_weight, s.replayed) for s in microbatch], dtype=torch.float64
         )
@@ -353,13 +387,15 @@ def our_loss(
             logp_T=logp_T,
             entropy_T=torch.zeros_like(logp_T),
             old_logp_T=table_logprobs(old, microbatch),
-            behaviour_logp_T=logp_T.new_tensor([p for s in microbatch for p in s.behaviour_logprobs]),
+            behaviour_logp_T=logp_T.new_tensor(
+                [p for s in microbatch for p in s.behaviour_logprobs or (math.nan,) * s.sampled_tokens]
+            ),
             advantage_T=advantage_T,
             weight_T=weight_T,
             kl_weight_T=kl_weight_T,
             replayed_T=replayed_T.bool(),
             stale_T=torch.tensor(
-                [age > 0 for s in microbatch for age in s.staleness or (0,) * len(s.behaviour_logprobs)]
+                [age > 0 for s in microbatch for age in s.staleness or (0,) * s.sampled_tokens]
             ),
         )
         total = total + policy_loss(flat, loss, replay_ratio)[0]
@@ -386,7 +422,7 @@ def test_the_whole_objective_agrees_with_a_plain_one(
         "kl": kl,
     }
     groups, three = batch_of_groups(), policies()
-    assert len(groups[1].rescues) == 1
+    assert len(groups[1].rescues) == 1 and groups[5].rescues[0].stored_episode == "seed"
     loss = LossConfig(**settings)
     plain = plain_objective(groups, three, loss, replay_ratio, token_budget=30)
     (plain_gradient,) = torch.autograd.grad(plain, three[0])
@@ -404,7 +440,7 @@ def test_the_batch_under_comparison_has_every_kind_of_group_and_clipped_tokens()
     ages = [sample.staleness for sample in update if not sample.replayed]
     assert () in ages and any(len({*age}) > 1 for age in ages)
     stats = count_groups(groups, LossConfig(), success=0.5)
-    assert (stats.total, stats.too_small, stats.without_signal, stats.rescued) == (5, 1, 1, 1)
+    assert (stats.total, stats.too_small, stats.without_signal, stats.rescued) == (6, 1, 1, 2)
     ratio_T = (table_logprobs(theta, update) - table_logprobs(old, update)).exp()
     assert (ratio_T > 1.3).any() and (ratio_T < 0.8).any()
 

@@ -102,6 +102,16 @@ def test_capacity_is_per_task_first_in_first_out() -> None:
     assert replay.state() == {"t": ["t-1-0", "t-2-0"], "u": ["u-9-0", "u-9-0"]}
 
 
+def test_own_successes_push_seeds_out() -> None:
+    replay = buffer(capacity=2)
+    replay.restore(scored(1, 1, task="t").trajectories)
+    (rescued,) = replay.rescue([scored(0, 0, 0, task="t", index=1)], Random(0), version=4)
+    assert [one.age for one in rescued.rescues] == [4]  # one of three, as old as the run
+    for index in (2, 3):
+        replay.rescue([scored(1, 0, task="t", index=index)], Random(0), version=5)
+    assert replay.state() == {"t": ["t-2-0", "t-3-0"]}
+
+
 def test_a_rescued_group_does_not_store_the_replayed_success_again() -> None:
     replay = buffer()
     replay.rescue([scored(1, 0)], Random(0), version=0)

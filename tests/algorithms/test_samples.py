@@ -230,6 +230,8 @@ def test_the_answers_of_a_teacher_have_no_log_probabilities_and_are_refused_onli
     assert (sample.behaviour_logprobs, sample.sampled_tokens, sample.mask) == ((), 4, b"\0\1\1\0\1\1")
     with pytest.raises(UserError, match="episode mixed: its answers are those of a teacher"):
         samples([group(mixed, trajectory(0.0))])
+    ((seeded, _),), _ = samples([replace(group(mixed, trajectory(0.0)), rescues=(rescue(0),))])
+    assert (seeded.behaviour_logprobs, seeded.replayed, seeded.weight) == ((), True, 1 / 8)
 
 
 def test_each_sampled_token_is_as_old_as_the_tokens_before_it() -> None:

@@ -61,6 +61,7 @@ NEEDS = {
     "--train.epochs 36": "576 groups",
     "runs/kept.json": "tasks that the model sometimes solves: tests/e2e/test_example.py",
     "--train.method sft": "a teacher: tests/training/test_offline.py",
+    "--replay.seeds": "a teacher: tests/training/test_seeds.py",
     "my_script.py": "a script of the reader: tests/rollout/test_program.py",
     "paper/rft": "successes: tests/e2e/test_offline_resume.py",
 }

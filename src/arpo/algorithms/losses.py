@@ -3,6 +3,10 @@
 Each vector has one value per sampled token of a micro-batch (suffix _T). There are three policies: μ, the
 engine's, which sampled the tokens; π_old, the learner's at the start of the batch; π_θ, in training. The
 weights contain the normalisation, so losses of micro-batches add up. No model runs here.
+
+The policy did not sample the tokens of a seed of replay, so they have no μ. There π_old takes its place, in
+every ratio mode: the ratio is 1 at the first update of a batch, and the clip bounds each token's change per
+batch. The gradient is then that of Â log π_θ: the likelihood of the teacher's tokens times the advantage.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ class Tokens:
     logp_T: Tensor  # π_θ
     entropy_T: Tensor  # of π_θ at this position
     old_logp_T: Tensor  # π_old
-    behaviour_logp_T: Tensor  # μ; NaN if unknown, which only mode "recompute" allows
+    behaviour_logp_T: Tensor  # μ; NaN if unknown, as at tokens of another model
     advantage_T: Tensor
     weight_T: Tensor
     kl_weight_T: Tensor  # 0 at replayed tokens
@@ -70,11 +74,12 @@ def policy_loss(tokens: Tokens, loss: LossConfig, replay_ratio: str) -> tuple[Te
     """−Σ weight · correction · min(ρ Â, clip(ρ) Â).
 
     Each kind of token has its ratio mode: new ones loss.ratio, stale ones loss.stale_ratio, replayed ones
-    `replay_ratio`.
+    `replay_ratio`. Replayed tokens without μ, those of seeds, have "recompute".
     """
+    seeded_T = tokens.replayed_T & tokens.behaviour_logp_T.isnan()
+    behaviour_T = torch.where(seeded_T, tokens.old_logp_T, tokens.behaviour_logp_T)
     current, stale, replayed = (
-        _anchor(mode, tokens.old_logp_T, tokens.behaviour_logp_T)
-        for mode in (loss.ratio, loss.stale_ratio, replay_ratio)
+        _anchor(mode, tokens.old_logp_T, behaviour_T) for mode in (loss.ratio, loss.stale_ratio, replay_ratio)
     )
     anchor_T, correction_T = (
         torch.where(tokens.replayed_T, r, torch.where(tokens.stale_T, s, c))

@@ -1,8 +1,9 @@
 """The replay buffer: stores the successes of each task, and puts one into a group of its failures.
 
-The buffer holds trajectories as sampled, with the engine's log-probabilities. A checkpoint stores their
-episode ids. Screenshots need much memory, so the caller may pass a function that loads a trajectory when it
-is replayed. The caller also passes the random generator.
+The buffer holds trajectories as sampled, with the engine's log-probabilities. Seeds, which another model
+sampled, have none; new successes of a task push them out. A checkpoint stores episode ids. Screenshots need
+much memory, so the caller may pass a function that loads a trajectory when it is replayed. The caller also
+passes the random generator.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class ReplayBuffer:
     def rescue(self, groups: Sequence[Group], rng: Random, version: int) -> list[Group]:
         """Return the groups by index. In groups with few successes, a stored one replaces a failed episode.
 
+        It is one per group. So the share of stored episodes in a group of n is at most 1/n.
         A group's own successes are stored after its rescue. The age of a stored success is `version`, the
         current policy version, minus the version that sampled it.
         """
@@ -97,7 +99,7 @@ class ReplayBuffer:
         return {task: [held.episode_id for held in stored] for task, stored in self._stored.items()}
 
     def restore(self, outlines: Iterable[Trajectory]) -> None:
-        """Replace the content by these trajectories, in the order of `state`.
+        """Replace the content by these trajectories, in the order of `state`, or by seeds.
 
         With `load` they are not kept and need no pixels.
         """

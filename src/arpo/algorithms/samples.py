@@ -3,7 +3,8 @@
 The weight of a sample contains the whole normalisation of the objective. So the loss is a weighted sum over
 tokens, and its gradient does not depend on micro-batches or ranks. A group is never split across updates.
 Groups without signal are counted, but they give samples only for the KL term (loss.kl). Sampled tokens are
-trained unchanged. Episodes without tokens or without their log-probabilities are refused.
+trained unchanged. Episodes without tokens are refused, and those without log-probabilities unless replay put
+them into a group.
 """
 
 from __future__ import annotations
@@ -119,18 +120,24 @@ def _scored(groups: Sequence[Group], credit: Credit) -> list[_Scored]:
 
 
 def _refuse_others(groups: Sequence[Group]) -> None:
-    """Refuse answers of other models: a ratio needs the tokens and log-probabilities of the policy."""
-    for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
-        if not all(turn.completion.token_ids for turn in trajectory.turns):
-            raise UserError(
-                f"episode {trajectory.episode_id}: an answer has no tokens, like those of a chat server. "
-                "Such episodes are for evaluation only. Train with an engine that returns tokens"
-            )
-        if not all(turn.completion.logprobs for turn in trajectory.turns):
-            raise UserError(
-                f"episode {trajectory.episode_id}: its answers are those of a teacher, without "
-                "log-probabilities of the policy. Train on them offline, for example train.method = sft"
-            )
+    """Refuse answers of other models: a ratio needs the tokens and log-probabilities of the policy.
+
+    Seeds of replay need no log-probabilities: their ratio starts at the policy of the batch (`losses`).
+    """
+    for group in groups:
+        replayed = {rescue.index for rescue in group.rescues}
+        for index, trajectory in enumerate(group.trajectories):
+            if not all(turn.completion.token_ids for turn in trajectory.turns):
+                raise UserError(
+                    f"episode {trajectory.episode_id}: an answer has no tokens, like those of a chat server. "
+                    "Such episodes are for evaluation only. Train with an engine that returns tokens"
+                )
+            if index not in replayed and not all(turn.completion.logprobs for turn in trajectory.turns):
+                raise UserError(
+                    f"episode {trajectory.episode_id}: its answers are those of a teacher, without "
+                    "log-probabilities of the policy. Train on them offline, for example train.method = sft, "
+                    "or name their folder as replay.seeds"
+                )
 
 
 def split_by_signal(

@@ -25,7 +25,7 @@ Plays the same number of episodes as `arpo train` with the same recipe, without 
 train.epochs x training tasks (or train.tasks) x rollout.group_size. Output in run.dir.
 If it is interrupted, run the same command again: it plays the missing episodes. A larger train.epochs or
 train.tasks adds episodes.
-With --engine.name openai, a stronger model plays as a teacher, for train.method sft.""",
+With --engine.name openai, a stronger model plays as a teacher, for train.method sft or replay.seeds.""",
     example="""\
 arpo collect paper --run.dir runs/collected
 arpo train paper/rft --offline.source runs/collected --run.dir runs/rft""",

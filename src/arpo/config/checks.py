@@ -102,6 +102,12 @@ def check_combinations(config: Config) -> None:
             "train.curriculum",
             f"is {train.curriculum}, must be none with plugins.curriculum, which decides the order of tasks",
         )
+    if config.replay.seeds and not config.replay.enabled:
+        raise BadSetting(
+            "replay.seeds",
+            f"is {shorten(config.replay.seeds)}, must be empty with replay.enabled = false: only replay uses "
+            "seeds",
+        )
     if train.dynamic_sampling and config.replay.enabled:
         raise BadSetting(
             "train.dynamic_sampling",
@@ -181,6 +187,12 @@ def _check_offline(config: Config) -> None:
             "loss.kl",
             f"is {config.loss.kl}, must be 0 {method}: the KL term needs answers of the current policy, and "
             "stored answers are older",
+        )
+    if config.replay.seeds:
+        raise BadSetting(
+            "replay.seeds",
+            f"is {shorten(config.replay.seeds)}, must be empty {method}: offline training has no replay; "
+            "set offline.source",
         )
     if config.train.curriculum != "none":
         raise BadSetting(

@@ -517,6 +517,9 @@ class ReplayConfig:
     ratio: Literal["recompute", "behaviour", "truncated"] = setting(
         "recompute", "Denominator of the probability ratio for replayed tokens; values as in loss.ratio"
     )
+    seeds: str = setting(
+        "", "Folder with successes that are stored at the start, of `arpo collect` (a teacher) or of a run"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Any
 from arpo.config.checks import shorten
 from arpo.reporting.display import count_noun
 from arpo.reporting.numbers import format_number
-from arpo.storage.codec import BATCH, COLLECTED, EVALUATED, GROUP, PLAYED
+from arpo.storage.codec import BATCH, COLLECTED, EVALUATED, GROUP, PLAYED, SEED
 
 MIN_TASKS = 8  # with fewer tasks, equal answers may be chance
 OPENING = 3  # answers of an episode that are compared: many tasks begin with the same click
@@ -73,7 +73,8 @@ def phase_title(phase: str) -> str:
     """eval0: evaluation before training; eval12: evaluation after batch 12; batch1: training batch 1."""
     match = NUMBERED_PHASE.fullmatch(phase)
     if not match:
-        return {GROUP: "training, in no batch", COLLECTED: "collected", PLAYED: "arpo play"}.get(phase, phase)
+        titles = {GROUP: "training, in no batch", COLLECTED: "collected", PLAYED: "arpo play", SEED: "seeds"}
+        return titles.get(phase, phase)
     number = int(match[2])
     if match[1] == BATCH:
         return f"training batch {number:,}"

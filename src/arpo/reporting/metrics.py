@@ -146,6 +146,13 @@ METRICS: Mapping[str, Metric] = {
             "low is bad; 0 after some batches means that no failed task has a stored success."
         ),
     ),
+    "seeded": Metric(
+        title="Groups rescued by a seed",
+        explanation=(
+            "Those of the rescued groups that received a success of replay.seeds. Should fall, when own "
+            "successes take the place of seeds."
+        ),
+    ),
     "all_success": Metric(
         title="Groups in which all episodes succeed",
         explanation=(

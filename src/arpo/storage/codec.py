@@ -20,8 +20,9 @@ from arpo.storage.from_json import INTEGER_LIMIT, Readers, from_json
 from arpo.types import Completion, Failure, Group, Rescue, Sample, Screenshot, StopReason, Trajectory, Turn
 
 # An episode id begins with one of these: batch-4-0-1 (lock step), group-17-1 (asynchronous training),
-# eval12-train-0-0, collect-7-0. The episode of `arpo play` is play.
+# eval12-train-0-0, collect-7-0, seed-collect-7-0 (replay.seeds). The episode of `arpo play` is play.
 BATCH, GROUP, EVALUATED, COLLECTED, PLAYED = "batch", "group", "eval", "collect", "play"
+SEED = "seed"
 MIN_RUN_LENGTH = 4
 MAX_IDS = 1 << 24  # tokens in one list: a damaged run length must not fill the memory
 
@@ -248,6 +249,11 @@ def store_group(
 def group_of(episode_id: str) -> str:
     """The id without its last number: batch-4-0 for batch-4-0-1."""
     return episode_id.rpartition("-")[0] or episode_id
+
+
+def is_training_episode(episode_id: str) -> bool:
+    """Whether it was played for training: not for an evaluation, and not a seed of replay."""
+    return not episode_id.startswith((EVALUATED, f"{SEED}-"))
 
 
 def stored_group(value: Any) -> StoredGroup:

@@ -34,7 +34,7 @@ from arpo.prompts import vision
 from arpo.prompts.rendering import Renderer
 from arpo.reporting.gap import DTYPE, PICTURES, SAMPLING, TEMPLATE, WEIGHTS, Gap, TokenGap, Tried
 from arpo.storage.checkpoint import CHECKPOINTS, LEARNER, Checkpoint, intact_checkpoints
-from arpo.storage.codec import EVALUATED
+from arpo.storage.codec import EVALUATED, SEED
 from arpo.storage.run_folder import GAP, RECIPE, RunFolderReader, write_atomically
 from arpo.training.export import fill_from_checkpoint
 from arpo.types import Sample, Screenshot, Trajectory
@@ -89,7 +89,11 @@ def _choose(
     reader: RunFolderReader, checkpoints: Sequence[Checkpoint], config: Config
 ) -> tuple[Checkpoint, list[_Answer], float]:
     """A checkpoint, answers that its weights have sampled, and their temperature. Training episodes first."""
-    stored = [one for one in reader.episodes() if one.has_tokens and reader.has_screenshots(one)]
+    stored = [
+        one
+        for one in reader.episodes()
+        if one.has_tokens and reader.has_screenshots(one) and not one.episode_id.startswith(f"{SEED}-")
+    ]
     for evaluated, temperature in ((False, config.rollout.temperature), (True, config.eval.temperature)):
         for checkpoint in checkpoints:
             version = read_counters(checkpoint.path / LEARNER).version

@@ -1,8 +1,8 @@
 """The offline training loop: learns from stored episodes: RFT, SFT, DPO, KTO. It plays only to evaluate.
 
-The episodes come from offline.source, a folder of `arpo collect` or of a run. Evaluation episodes, episodes
-of other tasks and episodes that cannot be trained on are left out. An episode is read from disk when its
-update comes. A batch is one update. (seed, pass) decides its episodes.
+The episodes come from offline.source, a folder of `arpo collect` or of a run. Evaluation episodes, seeds of
+replay, episodes of other tasks and episodes that cannot be trained on are left out. An episode is read from
+disk when its update comes. A batch is one update. (seed, pass) decides its episodes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from arpo.learner.base import Metrics
 from arpo.models.loading import load_renderer
 from arpo.prompts.rendering import Renderer
 from arpo.reporting.display import Display
-from arpo.storage.codec import EVALUATED, StoredEpisode
+from arpo.storage.codec import StoredEpisode, is_training_episode
 from arpo.storage.run_folder import NO_SCREENSHOTS, RunFolder, RunFolderReader
 from arpo.tasks.sets import load_sets
 from arpo.tasks.sources import TaskIndex
@@ -187,7 +187,7 @@ def open_source(config: Config, display: Display) -> tuple[Source, OfflineMethod
     folder = Path(config.offline.source)
     if folder.resolve() == Path(config.run.dir).resolve():
         raise UserError(f"offline.source: {folder} is run.dir. Choose another --run.dir")
-    source = _read(config, RunFolderReader(folder), display)
+    source = read_source(config, RunFolderReader(folder), display)
     successes, failures = (sum(map(len, kind.values())) for kind in (source.successes, source.failures))
     method = open_method(config.train.method, config.offline.beta, successes, failures)
     if not method.units(source.successes, source.failures, Random(0)):
@@ -196,11 +196,15 @@ def open_source(config: Config, display: Display) -> tuple[Source, OfflineMethod
             f"{config.train.method} has nothing to learn. Collect more episodes, or screen the tasks first"
         )
     name = next(iter(source.successes.values()))[0]
-    _check_compatible(source.reader.load_trajectory(name), load_renderer(config.model), folder)
+    if not answers_fit(source.reader.load_outline(name), load_renderer(config.model)):
+        raise UserError(
+            f"{folder}: its episodes were sampled with other model settings (model.path, "
+            "model.min_pixels, model.max_pixels). Collect with the same model settings"
+        )
     return source, method
 
 
-def _read(config: Config, reader: RunFolderReader, display: Display) -> Source:
+def read_source(config: Config, reader: RunFolderReader, display: Display) -> Source:
     """Sort the episodes by task and outcome, and report those left out."""
     tasks = TaskIndex(load_sets(config)["train"])
     threshold = config.replay.threshold
@@ -208,7 +212,7 @@ def _read(config: Config, reader: RunFolderReader, display: Display) -> Source:
     successes: dict[str, list[str]] = {}
     failures: dict[str, list[str]] = {}
     for episode in reader.episodes():
-        if not episode.episode_id.startswith(EVALUATED):
+        if is_training_episode(episode.episode_id):
             obstacle = _obstacle(episode, tasks, reader)
             counts[obstacle] += 1
             if not obstacle:
@@ -228,7 +232,7 @@ def _read(config: Config, reader: RunFolderReader, display: Display) -> Source:
         reader=reader,
         played=played,
         failed=sum(
-            failure.task_id in tasks and not failure.episode_id.startswith(EVALUATED)
+            failure.task_id in tasks and is_training_episode(failure.episode_id)
             for failure in reader.failures()
         ),
         successes=_in_order(successes),
@@ -249,12 +253,9 @@ def _in_order(names: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
     return {task: sorted(names[task]) for task in sorted(names)}
 
 
-def _check_compatible(trajectory: Trajectory, renderer: Renderer, folder: Path) -> None:
-    """Refuse episodes of another tokenizer or image size: their tokens would have another meaning."""
-    for turn in trajectory.turns:
-        completion = turn.completion
-        if renderer.decode(completion.token_ids) != completion.text or not images_fit(turn, renderer):
-            raise UserError(
-                f"{folder}: its episodes were sampled with other model settings (model.path, "
-                "model.min_pixels, model.max_pixels). Collect with the same model settings"
-            )
+def answers_fit(trajectory: Trajectory, renderer: Renderer) -> bool:
+    """Whether tokenizer and image size are those of the renderer: otherwise tokens have another meaning."""
+    return all(
+        renderer.decode(turn.completion.token_ids) == turn.completion.text and images_fit(turn, renderer)
+        for turn in trajectory.turns
+    )

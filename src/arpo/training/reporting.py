@@ -28,7 +28,7 @@ from arpo.reporting.findings import (
 )
 from arpo.reporting.tracking import Trackers
 from arpo.rollout.activity import Call, EpisodeCalls
-from arpo.storage.codec import EVALUATED, StoredCalls
+from arpo.storage.codec import StoredCalls, is_training_episode
 from arpo.storage.files import RESTORE_OR_LEAVE, damage
 from arpo.storage.from_json import from_json
 from arpo.storage.run_folder import CALLS, EVALUATIONS, FAILURES, METRICS, TIMING, RunFolder, RunFolderReader
@@ -332,13 +332,13 @@ def _is_refused_score(failure: Failure) -> bool:
 
 
 def _count_played(store: RunFolderReader) -> int:
-    trained = sum(not name.startswith(EVALUATED) for name in store.episode_ids())
+    trained = sum(map(is_training_episode, store.episode_ids()))
     return trained + len(_evaluated_scores(store))
 
 
 def _count_scored(store: RunFolderReader) -> int:
     """Number of episodes with a score above 0."""
-    trained = [one.score for one in store.episodes() if not one.episode_id.startswith(EVALUATED)]
+    trained = [one.score for one in store.episodes() if is_training_episode(one.episode_id)]
     return sum(score > 0 for score in (*trained, *_evaluated_scores(store)))
 
 

@@ -28,7 +28,7 @@ from arpo.learner.base import Batch, Metrics
 from arpo.models.hub import pin_model
 from arpo.plugins import check_plugins, open_plugin
 from arpo.reporting.display import Display, open_display
-from arpo.storage.codec import BATCH, EVALUATED
+from arpo.storage.codec import BATCH, SEED, is_training_episode
 from arpo.storage.run_folder import RunFolder
 from arpo.tasks.order import open_order
 from arpo.tasks.sources import TaskIndex
@@ -40,6 +40,7 @@ from arpo.training.lock_step import LockStep, trained_groups
 from arpo.training.offline import OfflineTrainer
 from arpo.training.reporting import report_failed_episodes
 from arpo.training.run import Run
+from arpo.training.seeds import copy_seeds
 from arpo.types import Group, Sample
 
 MODEL = "model"
@@ -74,6 +75,8 @@ class Trainer:
         )
         if self.run.restored is not None:
             self._restore(self.run.restored)
+        elif config.replay.seeds:
+            self.replay.restore(copy_seeds(self.run))
 
     async def train(self) -> bool:
         """Train until all epochs are done or the run is asked to stop. Returns True if all are done."""
@@ -197,7 +200,9 @@ class Trainer:
     ) -> dict[str, float]:
         """Metrics of the played episodes, including those that replay replaced, and of the groups."""
         fresh = [trajectory for group in played for trajectory in group.trajectories]
-        ages = [rescue.age for group in groups for rescue in group.rescues]
+        rescues = [rescue for group in groups for rescue in group.rescues]
+        ages = [rescue.age for rescue in rescues]
+        seeded = sum(rescue.stored_episode.startswith(f"{SEED}-") for rescue in rescues)
         prompt_tokens, prompt_cached = prompt_cost(fresh)
         return {
             "episodes": self.run.progress.episodes,
@@ -209,6 +214,7 @@ class Trainer:
             "prompt_tokens": prompt_tokens,
             "prompt_cached": prompt_cached,
             **{("groups" if name == "total" else name): count for name, count in asdict(stats).items()},
+            **({"seeded": seeded} if self.config.replay.seeds else {}),
             "replay_age": _mean(ages) if ages else 0.0,
             "replay_size": sum(map(len, self.replay.state().values())),
             **self.source.metrics(),
@@ -230,7 +236,7 @@ class Trainer:
         self.replay.restore(map(load, stored))
         self.source.restore(state)
         played = self.run.store.episodes()
-        self.order.restore(state.orders, (e for e in played if not e.episode_id.startswith(EVALUATED)))
+        self.order.restore(state.orders, (e for e in played if is_training_episode(e.episode_id)))
         self._refuse_shorter()
 
     def _refuse_shorter(self) -> None:

@@ -23,6 +23,7 @@ from arpo.storage.codec import (
     EVALUATED,
     GROUP,
     PLAYED,
+    SEED,
     StoredCalls,
     failure_from_json,
     group_of,
@@ -79,6 +80,8 @@ def place_of(episode_id: str) -> tuple[str, int | None, int | None, int | None]:
 
     >>> place_of("batch-4-0-1"), place_of("group-17-1"), place_of("eval12-train-0-0")
     (('batch', 4, 0, 4), ('group', 17, 17, None), ('eval', 12, None, None))
+    >>> place_of("seed-collect-7-0")
+    ('seed', None, None, None)
     """
     for kind, pattern in _PLACES:
         if match := pattern.fullmatch(episode_id):
@@ -87,7 +90,8 @@ def place_of(episode_id: str) -> tuple[str, int | None, int | None, int | None]:
                 batch = number + (kind == EARLIER)
                 return BATCH, batch, int(match[2]), batch
             return kind, number, number if kind == GROUP else None, None
-    return PLAYED if episode_id == PLAYED else "", None, None, None
+    kind = PLAYED if episode_id == PLAYED else SEED if episode_id.startswith(f"{SEED}-") else ""
+    return kind, None, None, None
 
 
 class RunIndexer:

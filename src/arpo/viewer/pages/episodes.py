@@ -39,7 +39,7 @@ class Episode:
     episode: str  # its id
     group: str
     task: str
-    phase: str  # as in the filter: batch4 (counted from 1), eval12, collect, group (in no batch)
+    phase: str  # as in the filter: batch4 (counted from 1), eval12, collect, seed, group (in no batch)
     batch: int | None
     score: float | None
     solved: bool

@@ -64,7 +64,7 @@ def tasks_page(source: Source) -> Json:
         row["task"]: row
         for row in source.index.rows(
             "SELECT task, count(*) AS trained, sum(coalesce(score, 0) >= ?) AS solved FROM episodes "
-            "WHERE kind != 'eval' GROUP BY task",
+            "WHERE kind NOT IN ('eval', 'seed') GROUP BY task",
             (source.threshold,),
         )
     }

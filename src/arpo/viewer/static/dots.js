@@ -11,6 +11,7 @@ arpo.dots = (() => {
   const known = (value) => value !== null && value !== undefined;
 
   function origin(dot) {
+    if (dot.phase === "seed") return "from the seeds of replay";
     const age = dot.age === 1 ? "1 batch" : `${number(dot.age)} batches`;
     return `from batch ${number(dot.origin_batch)}, ${age} old`;
   }

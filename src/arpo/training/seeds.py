@@ -1,0 +1,109 @@
+"""Seeds of replay (replay.seeds): successes, for example of a teacher, that a new run begins with.
+
+They are copied into the run folder. So a resumed run, pruning and the viewer need no other folder. The copies
+have no log-probabilities and no policy versions: the policy of this run did not sample their tokens. `losses`
+says what takes their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import takewhile
+from pathlib import Path
+
+from arpo.config import RolloutConfig
+from arpo.errors import UserError
+from arpo.reporting.display import count_noun
+from arpo.rollout.agent import Agent
+from arpo.rollout.player import Player
+from arpo.storage.codec import SEED
+from arpo.storage.run_folder import RunFolderReader
+from arpo.tasks.sources import TaskIndex
+from arpo.training.offline import answers_fit, read_source
+from arpo.training.run import Run
+from arpo.types import Screenshot, Trajectory
+
+OWN_TEXT = ("desk", "osworld")  # environments whose instruction is always that of the task
+OTHER_PROMPTS = (
+    "their prompts or tokens are not those of this run (settings of model, rollout.history, text of the task)"
+)
+
+
+def copy_seeds(run: Run) -> Iterator[Trajectory]:
+    """Store at most replay.capacity successes of each training task in the run folder, and yield them.
+
+    Raises UserError if the folder has none that this run can use.
+    """
+    config, folder = run.config, Path(run.config.replay.seeds)
+    if folder.resolve() == run.store.folder.resolve():
+        raise UserError(f"replay.seeds: {folder} is run.dir. Choose another --run.dir")
+    reader = RunFolderReader(folder)
+    reader.close_after_last_use()
+    source, tasks = read_source(config, reader, run.display), TaskIndex(run.sets["train"])
+    exact = config.env.name in OWN_TEXT
+    unfit = seeds = seeded = 0
+    for task_id, names in source.successes.items():
+        text = tasks[task_id].instruction if exact else None
+        usable = [
+            name for name in names if _fits(reader.load_outline(name), text, run.player, config.rollout)
+        ]
+        unfit += len(names) - len(usable)
+        for name in usable[: config.replay.capacity]:
+            seed = _as_seed(reader.load_trajectory(name))
+            run.store.add_trajectory(seed)
+            yield seed
+            seeds += 1
+        seeded += bool(usable)
+    left_out = f"{unfit} episodes are left out: {OTHER_PROMPTS}"
+    if not seeds:
+        raise UserError(
+            f"replay.seeds: {folder}: no usable success among its {source.played} episodes of the training "
+            f"tasks. {f'{left_out}. ' if unfit else ''}Collect with the settings of this run"
+        )
+    if unfit:
+        run.display.note(f"{folder}: {left_out}")
+    run.display.note(
+        f"replay starts with {count_noun(seeds, 'seed')} of {count_noun(seeded, 'task')}, from {folder}"
+    )
+
+
+def _as_seed(trajectory: Trajectory) -> Trajectory:
+    turns = tuple(
+        replace(turn, completion=replace(turn.completion, logprobs=(), versions=()))
+        for turn in trajectory.turns
+    )
+    return replace(trajectory, episode_id=f"{SEED}-{trajectory.episode_id}", turns=turns)
+
+
+def _fits(outline: Trajectory, instruction: str | None, player: Player, settings: RolloutConfig) -> bool:
+    """Whether this run would ask the same question in the same tokens. None: any instruction fits.
+
+    An agent program writes prompts of its own, which are not compared.
+    """
+    agent, first = player.scheduler.agent, outline.turns[0]
+    if agent.program is None and not _asks(agent, first.context, first.screenshot, instruction, settings):
+        return False
+    return answers_fit(outline, player.token_renderer)
+
+
+def _asks(
+    agent: Agent,
+    context: Sequence[int],
+    screenshot: Screenshot,
+    instruction: str | None,
+    settings: RolloutConfig,
+) -> bool:
+    def prompt(text: str) -> tuple[int, ...]:
+        return agent.renderer.render(agent.begin(text, settings).look(screenshot).messages()).token_ids
+
+    if instruction is not None:
+        return context == prompt(instruction)
+    one, other = prompt("click"), prompt("0")
+    start, end = _common(one, other), _common(one[::-1], other[::-1])
+    return context[:start] == one[:start] and context[-end:] == one[-end:]
+
+
+def _common(ones: Sequence[int], others: Sequence[int]) -> int:
+    """Length of the common beginning."""
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(ones, others, strict=False))))

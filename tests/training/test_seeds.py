@@ -1,0 +1,166 @@
+"""Replay that starts with the successes of another folder, on Desk with verdicts written here."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from arpo.config import Config
+from arpo.config.recipe import load_config
+from arpo.errors import UserError
+from arpo.reporting.display import Display
+from arpo.storage.run_folder import RunFolder, RunFolderReader
+from arpo.training.collect import run_collection
+from arpo.training.offline import open_source
+from arpo.training.trainer import Trainer, run_training
+from arpo.viewer.export import index_all
+from arpo.viewer.library import Library
+from trained import lines, train_to_end
+from verdicts import A, B, C, Scripted, small_config
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A is solved three times in four, C once; B never."""
+    folder = tmp_path_factory.mktemp("taught")
+    Scripted.play({A: [1, 0, 1, 1], C: [0, 1]})
+    config = small_config(folder, [A, B, C], "--train.epochs=2", "--env.parallel=1")
+    assert run_collection(config) == 0
+    return Path(config.run.dir)
+
+
+def seeded(folder: Path, seeds: Path, tasks: list[str], *overrides: str) -> Config:
+    folder.mkdir(exist_ok=True)
+    return small_config(folder, tasks, f"--replay.seeds={seeds}", "--replay.capacity=2", *overrides)
+
+
+def train(config: Config) -> Trainer:
+    return train_to_end(Trainer, config)
+
+
+def without_evaluations(config: Config) -> list[dict[str, object]]:
+    batches = lines(config, "metrics.jsonl")
+    return [{k: v for k, v in line.items() if not k.startswith("eval_")} for line in batches]
+
+
+def test_a_run_starts_with_the_successes_of_a_folder_and_keeps_its_own_copies(
+    taught: Path, tmp_path: Path
+) -> None:
+    """Every episode fails: A is rescued by a seed in each batch. The resumed run has lost the folder."""
+    every = ("--store.prune_every=1", "--replay.ratio=behaviour")
+    Scripted.play({})
+    whole = seeded(tmp_path / "whole", taught, [A, B], "--train.epochs=3", *every)
+    trainer = train(whole)
+    assert trainer.replay.state() == {A: ["seed-collect-0-0", "seed-collect-6-0"]}
+    for batch in lines(whole, "metrics.jsonl")[1:]:
+        counts = ("success", "rescued", "seeded", "all_fail", "without_signal", "replay_size", "skipped")
+        assert [batch[name] for name in counts] == [0, 1, 1, 2, 1, 2, 0]
+        assert batch["grad_norm"] > 0 and batch["replay_age"] == batch["step"] - 1
+    for line in lines(whole, "groups.jsonl"):
+        assert [one["stored_episode"] in trainer.replay.state()[A] for one in line["rescues"]] == (
+            [True] if line["task"] == A else []
+        )
+    copy, original = (
+        RunFolderReader(folder).load_trajectory(name)
+        for folder, name in ((Path(whole.run.dir), "seed-collect-0-0"), (taught, "collect-0-0"))
+    )
+    assert [turn.completion.logprobs for turn in copy.turns] == [()]
+    assert [turn.completion.token_ids for turn in copy.turns] == [original.turns[0].completion.token_ids]
+    assert copy.final == original.final  # not pruned
+
+    moved = shutil.copytree(taught, tmp_path / "moved")
+    for epochs in (1, 3):
+        parts = seeded(tmp_path / "parts", moved, [A, B], f"--train.epochs={epochs}", *every)
+        train(parts)
+        shutil.rmtree(moved, ignore_errors=True)
+    assert without_evaluations(parts) == without_evaluations(whole)
+    assert lines(parts, "groups.jsonl") == lines(whole, "groups.jsonl")
+    with closing(RunFolder(Path(whole.run.dir))) as store:
+        store.write_recipe(whole)
+    _check_viewer(store.folder)
+    # What a method may learn from this run are its own episodes: the seeds have a folder of their own.
+    source = ("--train.method=rft", f"--offline.source={whole.run.dir}")
+    with pytest.raises(UserError, match="no successes among its 12 episodes of the training tasks"):
+        open_source(small_config(tmp_path, [A, B], *source), Display())
+
+
+def _check_viewer(folder: Path) -> None:
+    with closing(Library([folder])) as library:
+        index_all(library)
+        [source] = library.answer(["sources"], {})["sources"]
+        batch, episodes, tasks = (
+            library.answer(["s", source["id"], *page], {})
+            for page in (["batches", "2"], ["episodes"], ["tasks"])
+        )
+    [group] = [one for one in batch["groups"] if one["task"] == A]
+    [stored] = [dot for dot in group["dots"] if dot["kind"] == "replayed"]
+    assert (stored["phase"], stored["origin_batch"]) == ("seed", None)
+    assert stored["episode"].startswith("seed-collect-")
+    seeds = [one for one in episodes["phases"] if one["phase"] == "seed"]
+    assert seeds == [{"phase": "seed", "title": "seeds", "episodes": 2}]
+    [task] = [one for one in tasks["tasks"] if one["task"] == A]
+    assert (task["trained"], task["solved"], task["rescued"]) == (6, 0, 3)
+
+
+def test_asynchronous_training_uses_seeds_too(taught: Path, tmp_path: Path) -> None:
+    Scripted.play({})
+    config = seeded(tmp_path, taught, [A, B], "--train.epochs=2", "--train.max_staleness=1")
+    train(config)
+    assert [batch["seeded"] for batch in lines(config, "metrics.jsonl")[1:]] == [1, 1]
+
+
+def refused(config: Config) -> str:
+    with pytest.raises(UserError) as caught:
+        run_training(config)
+    return str(caught.value)
+
+
+def test_a_folder_without_a_usable_seed_is_refused(taught: Path, tmp_path: Path) -> None:
+    assert "nowhere: not a run folder" in refused(seeded(tmp_path, tmp_path / "nowhere", [A]))
+    assert "run is run.dir. Choose another --run.dir" in refused(seeded(tmp_path, tmp_path / "run", [A]))
+    assert "none of its 12 episodes belongs to tasks.train" in refused(seeded(tmp_path, taught, ["pool-002"]))
+    assert "no usable success among its 4 episodes of the training tasks. Collect" in refused(
+        seeded(tmp_path, taught, [B])
+    )
+    (tmp_path / "prompt.txt").write_text("Do this: {instruction}")
+    other = f"--model.prompt={tmp_path}/prompt.txt"
+    assert (
+        "no usable success among its 4 episodes of the training tasks. 3 episodes are left out: their "
+        "prompts or tokens are not those of this run"
+    ) in refused(seeded(tmp_path, taught, [A], other))
+
+
+def test_seeds_of_another_text_of_the_task_are_left_out_and_counted(
+    taught: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The task file has another instruction for A than when its episodes were collected."""
+    config = seeded(tmp_path, taught, [A, C], "--env.name=desk", "--eval.rollouts=0", "--tasks.heldout=")
+    [tasks] = tmp_path.glob("train-tasks.json")
+    a, c = json.loads(tasks.read_text("utf-8"))
+    tasks.write_text(json.dumps([{**a, "instruction": "Do nothing"}, c]), "utf-8")
+    assert run_training(config) == 0
+    said = capsys.readouterr().out
+    assert f"{taught}: 3 episodes are left out: their prompts or tokens are not those of this run" in said
+    assert f"replay starts with 1 seed of 1 task, from {taught}" in said
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (("--replay.enabled=false",), "replay.seeds: is 'x', must be empty with replay.enabled = false"),
+        (("--train.method=sft",), "replay.seeds: is 'x', must be empty with train.method = sft"),
+        (("--train.dynamic_sampling=true",), "train.dynamic_sampling: is true, must be false with replay"),
+        (
+            ("--tasks.train=desk:fresh", "--train.tasks=8"),
+            "replay.enabled: is true, must be false with tasks.train = desk:fresh: no task is played twice",
+        ),
+    ],
+)
+def test_what_has_no_use_for_seeds_refuses_them(settings: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        load_config(None, ["--replay.seeds=x", *settings])

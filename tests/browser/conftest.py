@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from browsers import CHROMIUM, chromium, serving, visiting
-from viewed_runs import make_run
+from viewed_runs import add_votes, make_run
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +22,7 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     make_run(folder / "first")
     make_run(folder / "second", replay=False)
+    add_votes(folder / "first", "batch-1-0-0", (True, False, True))
     return folder
 
 

@@ -289,3 +289,12 @@ def test_a_view_is_copied_as_a_link_and_as_a_command(visit, runs):
 def test_an_unknown_address_is_explained(visit):
     page = visit.open("/s/nowhere/batch/1")
     expect(page.get_by_role("alert")).to_contain_text("There is no run nowhere.")
+
+
+def test_an_episode_shows_the_votes_of_a_judge(visit):
+    page = visit.open("/s/first/episode/batch-1-0-0")
+    judged = page.get_by_role("region", name="Judge judge-vlm")
+    expect(judged).to_contain_text("success (2 of 3 votes)")
+    assert texts(page, ".judged li") == ["success: reason 0", "failure: reason 1", "success: reason 2"]
+    visit.open("/s/first/episode/batch-1-0-1")
+    expect(page.locator(".judged")).to_have_count(0)

@@ -18,7 +18,8 @@ from PIL import Image, ImageDraw
 from arpo import actions as act
 from arpo.algorithms.credit import Credit
 from arpo.config import Config, LossConfig, ReplayConfig, TasksConfig
-from arpo.storage.run_folder import RunFolder
+from arpo.storage.judgements import Vote, VoteLog
+from arpo.storage.run_folder import RunFolder, RunFolderReader
 from arpo.types import Completion, Failure, Group, Rescue, Screenshot, StopReason, Trajectory, Turn
 from arpo.viewer.export import index_all
 from arpo.viewer.library import Library
@@ -174,6 +175,18 @@ def make_run(folder: Path, *, replay: bool = True) -> None:
     }
     store.write_summary({"success": success, "episodes": 12})
     store.close()
+
+
+def add_votes(folder: Path, name: str, votes: tuple[bool | None, ...]) -> None:
+    """Votes of the judge "judge-vlm" on an episode, each with its number as the reason."""
+    with closing(RunFolderReader(folder)) as reader, closing(VoteLog(folder)) as log:
+        final = reader.load_outline(name).final.sha256
+        for number, success in enumerate(votes):
+            vote = Vote(
+                episode=name, final=final, model="judge-vlm", mark="1", planted=False, number=number,
+                success=success, reason=f"reason {number}",
+            )  # fmt: skip
+            log.add(vote)
 
 
 def add_group(store: RunFolder, step: int, *episodes: Trajectory, stored: Trajectory | None = None) -> None:

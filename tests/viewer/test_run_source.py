@@ -8,6 +8,7 @@ import pytest
 
 from arpo.config import PluginsConfig
 from arpo.errors import UserError
+from arpo.storage.judgements import Vote, VoteLog
 from arpo.storage.run_folder import RunFolder, RunFolderReader
 from arpo.types import Group
 from arpo.viewer.library import Library
@@ -452,3 +453,44 @@ def test_a_report_is_made_again_only_after_a_change(tmp_path):
         pass
     assert library.answer(["s", "desk", "report"], {})["batches"] == [1, 3]
     library.close()
+
+
+def test_an_episode_shows_the_newest_votes_of_each_judge(tmp_path):
+    make_run(tmp_path / "desk")
+    with closing(RunFolderReader(tmp_path / "desk")) as reader:
+        final = reader.load_outline("batch-1-0-0").final.sha256
+    vote = Vote(
+        episode="batch-1-0-0", final=final, model="a", mark="1", planted=False, number=0, success=True,
+        reason="old question",
+    )  # fmt: skip
+    with closing(VoteLog(tmp_path / "desk")) as log:
+        for one in (
+            vote,
+            replace(vote, mark="2", number=1, success=False, reason="second"),
+            replace(vote, mark="2", success=None, reason="no answer"),
+            replace(vote, mark="2", success=False, reason="first"),
+            replace(vote, mark="2", number=2, success=None, reason="no answer"),
+            replace(vote, mark="2", planted=True, reason="planted"),
+            replace(vote, mark="3", final="0" * 64, reason="of an episode before a resume"),
+            replace(vote, model="b", reason="another judge"),
+        ):
+            log.add(one)
+    with (tmp_path / "desk" / "judgements.jsonl").open("a") as file:
+        file.write('{"episode": 3}\n')
+    with closing(opened(tmp_path / "desk")) as library:
+        judged = library.answer(["s", "desk", "episodes", "batch-1-0-0"], {})["judged"]
+        assert judged == [
+            {
+                "model": "a",
+                "success": False,
+                "votes": [
+                    {"success": False, "reason": "first"},
+                    {"success": False, "reason": "second"},
+                    {"success": None, "reason": "no answer"},
+                ],
+            },
+            {"model": "b", "success": True, "votes": [{"success": True, "reason": "another judge"}]},
+        ]
+        assert library.answer(["s", "desk", "episodes", "batch-1-0-1"], {})["judged"] == []
+        (entry,) = library.answer(["sources"], {})["sources"]
+        assert "judgements.jsonl: byte" in entry["errors"][0]

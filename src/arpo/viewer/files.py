@@ -187,7 +187,7 @@ def parse_shallow(line: bytes | None, location: str) -> dict[str, Any]:
 class Log:
     """The records of a small .jsonl file in memory. A damaged line becomes an entry of `problems`."""
 
-    def __init__(self, folder: SafeFolder, name: str, check: Callable[[Mapping[str, Any]], None]) -> None:
+    def __init__(self, folder: SafeFolder, name: str, check: Callable[[Mapping[str, Any]], object]) -> None:
         self._folder, self._name, self._check = folder, name, check
         self._mark: Mark | None = None
         self.rows: list[dict[str, Any]] = []

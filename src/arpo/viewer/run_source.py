@@ -22,11 +22,13 @@ from arpo.reporting.gap import Gap
 from arpo.storage.codec import check_evaluation, check_numbers, check_summary, parse_changes
 from arpo.storage.files import damage
 from arpo.storage.from_json import from_json
+from arpo.storage.judgements import read_vote
 from arpo.storage.run_folder import (
     CHANGES,
     EVALUATIONS,
     FORMAT_FILE,
     GAP,
+    JUDGEMENTS,
     LOGS,
     METRICS,
     PACK,
@@ -67,6 +69,7 @@ class RunSource(Source):
         self.metrics = Log(folder, METRICS, check_numbers)
         self.timing = Log(folder, TIMING, check_numbers)
         self._evaluations = Log(folder, EVALUATIONS, check_evaluation)
+        self.judgements = Log(folder, JUDGEMENTS, read_vote)
         self.summary: Json = {}  # until the run has ended
         self.texts = TaskTexts(self.config, folder)
         self._pack = PackReader(folder, self.index, cache)
@@ -82,7 +85,7 @@ class RunSource(Source):
 
     def _read_logs(self) -> None:
         """Read new lines of the small files. The first page needs no more."""
-        for log in (self.metrics, self.timing, self._evaluations):
+        for log in (self.metrics, self.timing, self._evaluations, self.judgements):
             log.poll()
         try:
             summary = self.folder.read_json(SUMMARY)
@@ -114,11 +117,11 @@ class RunSource(Source):
         return self._indexed  # not the present state: the pages cannot show it yet
 
     def _file_states(self) -> str:
-        states = [self.folder.stat(name) for name in (*LOGS, PACK, SUMMARY)]
+        states = [self.folder.stat(name) for name in (*LOGS, PACK, SUMMARY, JUDGEMENTS)]
         return " ".join(f"{state.st_size}/{state.st_mtime_ns}" if state else "-" for state in states)
 
     def facts(self) -> Json:
-        logs = (self.metrics, self.timing, self._evaluations)
+        logs = (self.metrics, self.timing, self._evaluations, self.judgements)
         return {
             "subtitle": self._subtitle(),
             "live": self.identity.kind in ("run", "played") and not self.summary and self._is_locked(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from arpo.config import RolloutConfig
+from arpo.prompts.judge_question import decide
 from arpo.reporting.numbers import format_count
 from arpo.storage.codec import StoredEpisode
 from arpo.types import StopReason
@@ -26,11 +27,13 @@ def episode_page(source: Source, name: str) -> Json:
         "end": one.stop,
         "end_detail": "",
         "final": final,
+        "judged": [],
         "steps_list": steps,
     }
     if not isinstance(source, RunSource):
         return page
     page |= _run_details(source, one, steps)
+    page["judged"] = _judged(source, name, final["shot"]) if final else []
     return page | _unfinished(source) if source.is_partial() else page
 
 
@@ -50,6 +53,24 @@ def _run_details(run: RunSource, one: Episode, steps: list[Json]) -> Json:
         "task_set": task_sets(read_evaluations(run)).get(one.task),
         **add_times(run, one.episode, steps),
     }
+
+
+def _judged(run: RunSource, name: str, final: str) -> list[Json]:
+    """The votes of each judge on an episode, in the answers to its newest question, and their majority."""
+    asked: dict[tuple[str, str], dict[int, Json]] = {}
+    for row in run.judgements.rows:
+        if (row["episode"], row["final"], row["planted"]) == (name, final, False):
+            question = row["model"], row["mark"]
+            asked[question] = {**asked.pop(question, {}), row["number"]: row}  # the newest is the last one
+    newest = {model: [votes[number] for number in sorted(votes)] for (model, _), votes in asked.items()}
+    return [
+        {
+            "model": model,
+            "success": decide([vote["success"] for vote in votes]),
+            "votes": [{"success": vote["success"], "reason": vote["reason"]} for vote in votes],
+        }
+        for model, votes in newest.items()
+    ]
 
 
 def changes_page(source: Source, before: str, now: str) -> Json:

@@ -67,6 +67,7 @@ arpo.episode = (() => {
             frame.final ? ending(episode) : await answer(context, episode, frame),
           ),
           await transcript(context, episode),
+          episode.judged.map(judgement),
         ),
       ),
     ];
@@ -105,6 +106,27 @@ arpo.episode = (() => {
         { tabindex: 0, "aria-label": "All steps" },
         episode.steps_list.map(item),
         h("li", {}, h("b", {}, "End: "), episode.end),
+      ),
+    );
+  }
+
+  // The votes of a judge with their reasons (`arpo judge`).
+  function judgement({ model, success, votes }) {
+    const verdict = (value) => (known(value) ? (value ? "success" : "failure") : "missing");
+    const agree = votes.filter((vote) => vote.success === success).length;
+    return h(
+      "section",
+      { class: "judged", "aria-label": `Judge ${model}` },
+      h("h2", {}, `Judge ${model}`),
+      h(
+        "p",
+        { class: known(success) ? (success ? "good" : "bad") : "dim" },
+        `${verdict(success)}${known(success) ? ` (${agree} of ${count(votes.length, "vote")})` : ""}`,
+      ),
+      h(
+        "ul",
+        {},
+        votes.map((vote) => h("li", {}, h("b", {}, `${verdict(vote.success)}: `), vote.reason)),
       ),
     );
   }

@@ -36,9 +36,9 @@ from devices import DEVICES, NEEDS_A_GPU
 from engines import NewEngine, pool_engine, slot_engine
 from pngs import corrupt
 from tiny_vlm import (
-    FAMILIES,
     QWEN2_5,
     QWEN3,
+    SAMPLED_FAMILIES,
     TOKENIZER,
     first_prompt,
     next_prompt,
@@ -50,7 +50,7 @@ from tiny_vlm import (
     tiny_renderer,
 )
 
-RENDERERS = {family: tiny_renderer(family) for family in FAMILIES}
+RENDERERS = {family: tiny_renderer(family) for family in SAMPLED_FAMILIES}
 RENDERER = RENDERERS[QWEN2_5]
 Turns = list[tuple[Prompt, Completion]]
 
@@ -63,7 +63,7 @@ EACH_ENGINE_AND_FAMILY = pytest.mark.parametrize(
         (pool_engine, QWEN3),
         *(
             pytest.param(engine, family, marks=pytest.mark.slow)
-            for engine, family in product((slot_engine, pool_engine), FAMILIES)
+            for engine, family in product((slot_engine, pool_engine), SAMPLED_FAMILIES)
             if (engine, family) not in ((slot_engine, QWEN2_5), (pool_engine, QWEN3))
         ),
     ],

@@ -1,4 +1,4 @@
-"""The local learner on a tiny Qwen2.5-VL."""
+"""The local learner on a tiny Qwen2.5-VL, and on a tiny Qwen3.5, which has linear attention."""
 
 import copy
 import io
@@ -15,7 +15,6 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import Qwen2_5_VLForConditionalGeneration
 
 from arpo.algorithms.replay import ReplayBuffer
 from arpo.config import Config, LossConfig, ModelConfig, OptimConfig, ReplayConfig
@@ -28,6 +27,7 @@ from arpo.models.trainable import base_model_of, set_trainable
 from arpo.prompts.rendering import Renderer
 from arpo.types import Group, Message, Sample, Screenshot, Trajectory
 from devices import DEVICES
+from tiny_vlm import QWEN2_5, QWEN3_5, QWEN3_SETTINGS, tiny_qwen3_5
 from tools.pretrain.tiny import IMAGE_SETTINGS, new_tiny_model, tiny_config
 from tools.pretrain.tokenizer import ACTION_PHRASES, build_tokenizer, special_ids
 from trajectories import Updates, all_updates, group, trajectory, turn
@@ -36,9 +36,13 @@ Update = tuple[Sample, ...]
 
 TOKENIZER = build_tokenizer(ACTION_PHRASES, ["Click", "Save"], 50)
 RENDERER = Renderer(TOKENIZER, IMAGE_SETTINGS)
+RENDERERS = {QWEN2_5: RENDERER, QWEN3_5: Renderer(TOKENIZER, QWEN3_SETTINGS)}  # both: 4 tokens for an image
+EACH_ATTENTION = pytest.mark.parametrize("family", RENDERERS)
 
 
-def new_model(seed: int = 0, hidden: int = 32) -> Qwen2_5_VLForConditionalGeneration:
+def new_model(seed: int = 0, hidden: int = 32, family: str = QWEN2_5) -> Any:
+    if family == QWEN3_5:
+        return tiny_qwen3_5(seed, tokenizer=TOKENIZER)
     ids = special_ids(TOKENIZER)
     shape = tiny_config(
         TOKENIZER.get_vocab_size(), ids, hidden=hidden, layers=2, heads=2, vision_hidden=32, vision_layers=1
@@ -61,8 +65,10 @@ def config(*, tokens_per_microbatch: int = 10_000, loss: LossConfig | None = Non
     )
 
 
-def learner(seed: int = 0, base: nn.Module | None = None, **settings: Any) -> LocalLearner:
-    return LocalLearner(new_model(seed), RENDERER, config(**settings), base)
+def learner(
+    seed: int = 0, base: nn.Module | None = None, family: str = QWEN2_5, **settings: Any
+) -> LocalLearner:
+    return LocalLearner(new_model(seed, family=family), RENDERERS[family], config(**settings), base)
 
 
 def train(one: LocalLearner, *updates: Update) -> dict[str, float]:
@@ -215,11 +221,15 @@ def test_the_kl_term_agrees_with_a_plain_one_also_without_signal(groups: list[Gr
         torch.testing.assert_close(gradient[f"{name}/exp_avg"], parameter.grad, rtol=1e-3, atol=1e-6)
 
 
-def test_the_gradient_does_not_depend_on_the_microbatches(groups: list[Group], tmp_path: Path) -> None:
+@EACH_ATTENTION
+def test_the_gradient_does_not_depend_on_the_microbatches(
+    family: str, groups: list[Group], tmp_path: Path
+) -> None:
     gradients = []
     (update,) = updates_of(groups, kl=0.5)
     for max_tokens in (1, 60, 10_000):
-        one = learner(tokens_per_microbatch=max_tokens, base=new_model(1), loss=LossConfig(kl=0.5))
+        base = new_model(1, family=family)
+        one = learner(tokens_per_microbatch=max_tokens, base=base, family=family, loss=LossConfig(kl=0.5))
         train(one, update)
         gradients.append(saved_gradient(one, tmp_path / str(max_tokens)))
     for name, gradient in gradients[0].items():
@@ -572,18 +582,21 @@ def test_with_adapters_the_kl_term_is_that_of_a_copy_of_the_base(update: Update)
     assert metrics["base_kl"] > 1e-4
 
 
-def test_with_a_frozen_tower_the_language_model_learns_the_same(update: Update, tmp_path: Path) -> None:
+@EACH_ATTENTION
+def test_with_a_frozen_tower_the_language_model_learns_the_same(
+    family: str, update: Update, tmp_path: Path
+) -> None:
     """Its gradients are those of training everything."""
-    model = new_model()
+    model = new_model(family=family)
     set_trainable(model, ModelConfig(train="language"), 0)
-    one, whole = LocalLearner(model, RENDERER, config()), learner()
+    one, whole = LocalLearner(model, RENDERERS[family], config()), learner(family=family)
     train(one, update)
     train(whole, update)
     ours, theirs = saved_gradient(one, tmp_path / "one"), saved_gradient(whole, tmp_path / "whole")
     assert ours and ours.keys() == {name for name in theirs if not name.startswith("model.visual.")}
     for name, gradient in ours.items():
         torch.testing.assert_close(gradient, theirs[name], rtol=1e-3, atol=1e-6)
-    visual = dict(new_model().named_parameters())
+    visual = dict(new_model(family=family).named_parameters())
     assert all(
         torch.equal(weight, visual[name]) for name, weight in weights_of(one).items() if "visual" in name
     )

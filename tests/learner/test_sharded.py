@@ -57,7 +57,16 @@ from rank_learners import (
     train,
     weights,
 )
-from tiny_vlm import QWEN2_5, QWEN3, save_folder, tiny_model, tiny_qwen3, tiny_renderer
+from tiny_vlm import (
+    QWEN2_5,
+    QWEN3,
+    QWEN3_5,
+    save_folder,
+    tiny_model,
+    tiny_of,
+    tiny_qwen3,
+    tiny_renderer,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -86,10 +95,12 @@ def assert_close_stats(ours: Stats, theirs: Stats) -> None:
         (QWEN2_5, {"ranks": 3, "kl": 0.3}),
         (QWEN3, {"kl": 0.3, "train": "lora"}),  # its deep features and, here, tied embeddings
         (QWEN2_5, {"kl": 0.3, "train": "language"}),
+        (QWEN3_5, {"kl": 0.3}),
+        (QWEN3_5, {"kl": 0.3, "train": "lora"}),
     ],
 )
 def test_ranks_learn_what_one_process_learns(family: str, settings: dict[str, Any], tmp_path: Path) -> None:
-    save_folder(tiny_model() if family == QWEN2_5 else tiny_qwen3(tied=True), tmp_path)
+    save_folder(tiny_qwen3(tied=True) if family == QWEN3 else tiny_of(family), tmp_path)
     recipe = config(tmp_path, **settings)
     first, second = batches(renderer_of(recipe))
     given = [first, poisoned(second), second, Batch(updates=((),))]

@@ -1,4 +1,4 @@
-"""Log-probabilities of sampled tokens equal those of plain transformers, in both families and any batch."""
+"""Log-probabilities of sampled tokens equal those of plain transformers, in every family and any batch."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from tiny_vlm import (
     FAMILIES,
     QWEN2_5,
     QWEN3,
+    QWEN3_5,
     TOKENIZER,
     first_prompt,
     screenshot,
@@ -101,7 +102,8 @@ def check_against_stock(
     weights = torch.linspace(-1, 1, len(logp_N))
     (logp_N * weights).sum().backward()
     (expected_N * weights).sum().backward()
-    close = 1e-4 if ours.dtype == torch.float32 else 1e-6
+    wide = 1e-5 if ours.config.model_type == QWEN3_5 else 1e-6  # linear attention computes in float32
+    close = 1e-4 if ours.dtype == torch.float32 else wide
     for (name, mine), theirs in zip(ours.named_parameters(), stock.parameters(), strict=True):
         assert theirs.grad.abs().max() > 0, name
         torch.testing.assert_close(mine.grad, theirs.grad, atol=close, rtol=close, msg=name)
@@ -295,8 +297,9 @@ def test_sequences_packed_into_one_row_do_not_see_each_other(family: str) -> Non
     packed, others = values_and_gradients(model, family, packed=True)
     torch.testing.assert_close(packed, padded, rtol=1e-6, atol=1e-6)  # the logits are float32
     assert others.keys() == gradients.keys()
+    close = 1e-4 if family == QWEN3_5 else 1e-6  # linear attention computes in float32
     for name, gradient in gradients.items():
-        torch.testing.assert_close(others[name], gradient, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(others[name], gradient, rtol=1e-5, atol=close)
 
 
 def test_logits_in_chunks_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

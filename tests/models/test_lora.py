@@ -17,8 +17,10 @@ from arpo.types import Sample
 from engines import slot_engine
 from tiny_vlm import (
     EACH_FAMILY,
+    EACH_SAMPLED_FAMILY,
     QWEN2_5,
     QWEN3,
+    QWEN3_5,
     first_prompt,
     next_prompt,
     sampling,
@@ -94,14 +96,14 @@ def test_the_first_forward_is_the_base_models_bit_for_bit(family: str) -> None:
 def test_language_and_merger_layers_have_adapters_and_everything_else_is_frozen(family: str) -> None:
     base, model = tiny_of(family), adapted(family, moved=False)
     layers = {name for name, module in base.named_modules() if isinstance(module, nn.Linear)}
-    expected = {
-        name
-        for name in layers
-        if name.endswith(("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"))
-        and ".language_model." in name
-    } | {name for name in layers if ".visual." in name and "merger" in name}
+    linear = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")
+    projections = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", *linear)
+    expected = {name for name in layers if name.endswith(projections) and ".language_model." in name} | {
+        name for name in layers if ".visual." in name and "merger" in name
+    }
     depth = model.config.text_config.num_hidden_layers
-    assert len(expected) == 7 * depth + 2 * (4 if family == QWEN3 else 1)
+    of_attention = 5 + 4 + 5 if family == QWEN3_5 else 4 * depth
+    assert len(expected) == of_attention + 3 * depth + 2 * (4 if family == QWEN3 else 1)
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     assert trained == {f"{name}.lora.{which}" for name in expected for which in "ab"}
     assert {name for name, _ in model.named_parameters()} - trained == dict(base.named_parameters()).keys()
@@ -127,9 +129,10 @@ def test_switched_off_it_is_the_base_model_and_afterwards_not() -> None:
     assert torch.equal(logprobs(model, QWEN2_5), with_adapters)
 
 
-def test_every_adapter_gets_a_gradient_and_nothing_else_does() -> None:
-    model = adapted(QWEN2_5, moved=True)
-    logprobs(model, QWEN2_5).sum().backward()
+@pytest.mark.parametrize("family", [QWEN2_5, QWEN3_5])
+def test_every_adapter_gets_a_gradient_and_nothing_else_does(family: str) -> None:
+    model = adapted(family, moved=True)
+    logprobs(model, family).sum().backward()
     for name, weight in model.named_parameters():
         assert (weight.grad is not None and weight.grad.abs().max() > 0) == (".lora." in name), name
 
@@ -169,7 +172,7 @@ def test_a_second_pair_of_adapters_is_our_own_mistake() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "gap"), [(torch.float32, 1e-4), (torch.bfloat16, 0.1)])
-@pytest.mark.parametrize("family", EACH_FAMILY)
+@pytest.mark.parametrize("family", EACH_SAMPLED_FAMILY)
 def test_the_engine_with_its_cache_and_the_learner_agree(family: str, dtype: torch.dtype, gap: float) -> None:
     """Two turns through cached keys against one pass over the whole sequence."""
     model, renderer = adapted(family, moved=True, dtype=dtype, keep=True), tiny_renderer(family)

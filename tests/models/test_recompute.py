@@ -7,18 +7,20 @@ from typing import Any
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import Qwen2_5_VLForConditionalGeneration
 
 from arpo.models import attention
+from arpo.models.families import VisionLanguageModel
 from arpo.models.forward import sampled_logprobs
 from arpo.models.lora import attach
 from arpo.models.recompute import KeptActivations, recomputing
 from arpo.types import Message, Sample
-from tiny_vlm import screenshot, tiny_model, tiny_renderer
+from tiny_vlm import QWEN2_5, QWEN3_5, screenshot, tiny_of, tiny_renderer
+
+EACH_ATTENTION = pytest.mark.parametrize("family", [QWEN2_5, QWEN3_5])  # full; linear and full
 
 
-def sample(seed: int) -> Sample:
-    renderer = tiny_renderer()
+def sample(seed: int, family: str = QWEN2_5) -> Sample:
+    renderer = tiny_renderer(family)
     shots = [screenshot(seed), screenshot(seed + 1, 56, 84)]
     messages = [Message(role="user", text="open the file", screenshot=shot) for shot in shots]
     rendered = renderer.render(messages)
@@ -34,9 +36,11 @@ def sample(seed: int) -> Sample:
     )
 
 
-def gradients(model: Qwen2_5_VLForConditionalGeneration) -> dict[str, torch.Tensor]:
+def gradients(model: VisionLanguageModel) -> dict[str, torch.Tensor]:
     model.zero_grad()
-    logps_T, _ = sampled_logprobs(model, [sample(0), sample(5)], tiny_renderer(), 1.0)
+    family = model.config.model_type
+    samples = [sample(0, family), sample(5, family)]
+    logps_T, _ = sampled_logprobs(model, samples, tiny_renderer(family), 1.0, packed=family == QWEN3_5)
     logps_T.square().sum().backward()
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
@@ -45,18 +49,19 @@ def gradients(model: Qwen2_5_VLForConditionalGeneration) -> dict[str, torch.Tens
     "kept",
     [
         KeptActivations(),
-        KeptActivations(product_layers=1),
+        KeptActivations(product_layers=2),
         KeptActivations(whole_layers=2),
         KeptActivations(whole_layers=2, vision_blocks=1),
         KeptActivations(whole_layers=2, vision_blocks=2),
     ],
 )
 @pytest.mark.parametrize("long", [1, 1024])  # attention kept, attention recomputed
+@EACH_ATTENTION
 def test_gradients_do_not_depend_on_what_is_kept(
-    kept: KeptActivations, long: int, monkeypatch: pytest.MonkeyPatch
+    kept: KeptActivations, long: int, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention, "LONG_KEYS", long)
-    model = tiny_model().double()
+    model = tiny_of(family).double()
     wanted = gradients(model)
     with recomputing(model, kept):
         found = gradients(model)
@@ -64,13 +69,15 @@ def test_gradients_do_not_depend_on_what_is_kept(
     assert all(torch.allclose(found[name], wanted[name], rtol=1e-10, atol=1e-12) for name in wanted)
 
 
-def test_less_is_kept_within_the_context_and_everything_after() -> None:
-    model = tiny_model()
+@EACH_ATTENTION
+def test_less_is_kept_within_the_context_and_everything_after(family: str) -> None:
+    model = tiny_of(family)
+    layers = len(model.model.language_model.layers)
     sizes = [_kept_bytes(model)]
     for kept in (
         KeptActivations(),
-        KeptActivations(whole_layers=2),
-        KeptActivations(whole_layers=2, vision_blocks=1),
+        KeptActivations(whole_layers=layers),
+        KeptActivations(whole_layers=layers, vision_blocks=1),
     ):
         with recomputing(model, kept):
             sizes.append(_kept_bytes(model))
@@ -84,7 +91,7 @@ def test_kept_products_are_not_recomputed(adapted: bool) -> None:
 
     An adapter of rank 4 has two more: the narrow one is kept except for down, the wide one is cheap.
     """
-    model = tiny_model()
+    model = tiny_of(QWEN2_5)
     if adapted:
         attach(model, rank=4, alpha=8.0, seed=0)
     everything = _multiplied(model, KeptActivations(whole_layers=2, vision_blocks=2))
@@ -97,7 +104,21 @@ def test_kept_products_are_not_recomputed(adapted: bool) -> None:
     assert little - products == tokens * (in_layer + 6 * narrow if adapted else in_layer)
 
 
-def _multiplied(model: Qwen2_5_VLForConditionalGeneration, kept: KeptActivations) -> int:
+def test_kept_products_of_linear_attention_are_not_recomputed() -> None:
+    """Products of query, key and value together, gate, two scalars for each value head, output; then the MLP.
+
+    The second layer has full attention, with a gate beside its queries.
+    """
+    model = tiny_of(QWEN3_5)
+    products = _multiplied(model, KeptActivations(product_layers=2, vision_blocks=2))
+    little = _multiplied(model, KeptActivations(vision_blocks=2))
+    mlp = 64 * (96 + 96)
+    linear = 64 * (2 * 64 + 80) + 64 * 80 + 2 * 64 * 4 + 80 * 64 + mlp
+    full = 64 * 2 * 96 + 2 * 64 * 48 + 96 * 64 + mlp
+    assert little - products == 2 * len(sample(0, QWEN3_5).token_ids) * (linear + full)
+
+
+def _multiplied(model: VisionLanguageModel, kept: KeptActivations) -> int:
     """Multiplications of all matrix products of a forward and a backward pass."""
     with _Products() as made, recomputing(model, kept):
         gradients(model)
@@ -116,18 +137,21 @@ class _Products(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _kept_bytes(model: Qwen2_5_VLForConditionalGeneration) -> int:
+def _kept_bytes(model: VisionLanguageModel) -> int:
     """Bytes of distinct tensors, other than parameters, that autograd holds after a forward pass."""
     held: dict[int, int] = {}
+    alive: list[torch.Tensor] = []  # otherwise a later tensor may have the address of an earlier one
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
             held[storage.data_ptr()] = storage.nbytes()
+            alive.append(tensor.detach())
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        result = sampled_logprobs(model, [sample(0)], tiny_renderer(), 1.0)
+        family = model.config.model_type
+        result = sampled_logprobs(model, [sample(0, family)], tiny_renderer(family), 1.0)
     del result
     return sum(held.values())

@@ -19,7 +19,7 @@ from arpo.models.families import VisionLanguageModel
 from arpo.prompts import vision
 from arpo.prompts.rendering import MARKS, Renderer
 from arpo.types import Message, Screenshot
-from tiny_vlm import FAMILIES, QWEN2_5, QWEN3, save_folder, tiny_qwen3
+from tiny_vlm import FAMILIES, QWEN2_5, QWEN3, QWEN3_5, save_folder, tiny_qwen3, tiny_qwen3_5
 from tools.pretrain.tiny import IMAGE_SETTINGS, new_tiny_model, tiny_config
 from tools.pretrain.tokenizer import ACTION_PHRASES, SPECIAL_TOKENS, build_tokenizer, special_ids
 
@@ -44,8 +44,9 @@ OPENING = (
 @pytest.fixture(scope="module", params=FAMILIES)
 def model(request: pytest.FixtureRequest) -> Made:
     tokenizer = build_tokenizer(ACTION_PHRASES, ["Click", "Save", "You", "computer"], 225)
-    if request.param == QWEN3:
-        return tiny_qwen3(stock=True, tokenizer=tokenizer), tokenizer
+    if request.param in (QWEN3, QWEN3_5):
+        tiny = tiny_qwen3 if request.param == QWEN3 else tiny_qwen3_5
+        return tiny(stock=True, tokenizer=tokenizer), tokenizer
     config = tiny_config(
         tokenizer.get_vocab_size(),
         special_ids(tokenizer),
@@ -73,7 +74,7 @@ def sampled(renderer: Renderer, text: str) -> tuple[int, ...]:
 
 def stock_processor(model_type: str, folder: Path) -> Any:
     """The library's own processor, but for video, which alone needs torchvision."""
-    stock: Any = {QWEN2_5: Qwen2_5_VLProcessor, QWEN3: Qwen3VLProcessor}[model_type]
+    stock: Any = {QWEN2_5: Qwen2_5_VLProcessor}.get(model_type, Qwen3VLProcessor)
 
     class WithoutVideo(stock):
         def check_argument_for_proper_class(self, argument_name: str, argument: object) -> Any:

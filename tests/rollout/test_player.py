@@ -25,6 +25,7 @@ from arpo.tasks.lists import load_tasks
 from arpo.types import Trajectory
 from processes import descendants, wait_until
 from scripted_vllm import answering, scripted_vllm
+from tiny_vlm import QWEN3_5, save_folder, tiny_of
 from verdicts import A, Scripted, small_config
 
 
@@ -79,6 +80,13 @@ def test_the_player_plays_with_the_model_that_a_learner_fills(tmp_path: Path) ->
 def test_a_part_that_is_not_there_is_named(tmp_path: Path, setting: str, reason: str) -> None:
     with pytest.raises(UserError, match=reason):
         open_player(small_config(tmp_path, [A], setting))
+
+
+@pytest.mark.parametrize("engine", ["in_process", "vllm"])
+def test_a_family_that_only_learns_is_refused_before_anything_starts(tmp_path: Path, engine: str) -> None:
+    folder = save_folder(tiny_of(QWEN3_5), tmp_path / "model")
+    with pytest.raises(UserError, match="model_type is 'qwen3_5', and ARPO cannot sample from"):
+        open_player(small_config(tmp_path, [A], f"--model.path={folder}", f"--engine.name={engine}"))
 
 
 def test_a_player_starts_its_own_servers_and_ends_them(tmp_path: Path) -> None:

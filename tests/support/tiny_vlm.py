@@ -20,6 +20,8 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
 )
@@ -34,9 +36,11 @@ from tools.pretrain.tiny import IMAGE_SETTINGS, new_tiny_model, save_model_folde
 from tools.pretrain.tokenizer import ACTION_PHRASES, build_tokenizer, special_ids
 
 TOKENIZER = build_tokenizer(ACTION_PHRASES, ["open", "save", "file", "the"], 20)
-QWEN2, QWEN2_5, QWEN3 = "qwen2_vl", "qwen2_5_vl", "qwen3_vl"
-FAMILIES = (QWEN2, QWEN2_5, QWEN3)
-EACH_FAMILY = (pytest.param(QWEN2, marks=pytest.mark.slow), QWEN2_5, QWEN3)
+QWEN2, QWEN2_5, QWEN3, QWEN3_5 = "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"
+SAMPLED_FAMILIES = (QWEN2, QWEN2_5, QWEN3)  # of the in-process engine
+FAMILIES = (*SAMPLED_FAMILIES, QWEN3_5)
+EACH_SAMPLED_FAMILY = (pytest.param(QWEN2, marks=pytest.mark.slow), QWEN2_5, QWEN3)
+EACH_FAMILY = (*EACH_SAMPLED_FAMILY, QWEN3_5)
 QWEN3_SETTINGS = ImageSettings(
     patch_size=16,
     merge_size=2,
@@ -46,7 +50,12 @@ QWEN3_SETTINGS = ImageSettings(
     mean=(0.5, 0.5, 0.5),
     std=(0.5, 0.5, 0.5),
 )
-SETTINGS = {QWEN2: IMAGE_SETTINGS, QWEN2_5: IMAGE_SETTINGS, QWEN3: QWEN3_SETTINGS}
+SETTINGS = {
+    QWEN2: IMAGE_SETTINGS,
+    QWEN2_5: IMAGE_SETTINGS,
+    QWEN3: QWEN3_SETTINGS,
+    QWEN3_5: QWEN3_SETTINGS,
+}
 
 
 def tiny_renderer(family: str = QWEN2_5) -> Renderer:
@@ -65,7 +74,7 @@ def tiny_model(seed: int = 0, *, stock: bool = False) -> Qwen2_5_VLForConditiona
 @functools.cache
 def _made(family: str, seed: int, stock: bool) -> VisionLanguageModel:
     """A copy of a model takes a third of the time that it takes to make it."""
-    make = {QWEN2: tiny_qwen2, QWEN2_5: _tiny_qwen2_5, QWEN3: tiny_qwen3}[family]
+    make = {QWEN2: tiny_qwen2, QWEN2_5: _tiny_qwen2_5, QWEN3: tiny_qwen3, QWEN3_5: tiny_qwen3_5}[family]
     return make(seed, stock=stock)
 
 
@@ -102,6 +111,46 @@ def tiny_qwen3(
     with torch.random.fork_rng(devices=[]):
         model = Qwen3VLForConditionalGeneration(qwen3_config(tokenizer, tied, head)).float()
     return _initialised(model, seed, stock)
+
+
+def tiny_qwen3_5(
+    seed: int = 0, *, stock: bool = False, tokenizer: Tokenizer = TOKENIZER, tied: bool = False
+) -> Qwen3_5ForConditionalGeneration:
+    """Linear, full and linear attention; half of a head is rotated; two value heads for each key head."""
+    ids = special_ids(tokenizer)
+    config = Qwen3_5Config(
+        text_config={
+            "vocab_size": tokenizer.get_vocab_size(), "hidden_size": 64, "intermediate_size": 96,
+            "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 32,
+            "linear_value_head_dim": 20,
+            "rope_parameters": {
+                "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5,
+                "mrope_interleaved": True, "mrope_section": [2, 2, 2],
+            },
+            "bos_token_id": None, "eos_token_id": ids["<|im_end|>"], "pad_token_id": ids["<|endoftext|>"],
+        },
+        vision_config={
+            "depth": 2, "hidden_size": 32, "intermediate_size": 40, "num_heads": 2, "out_hidden_size": 64,
+            "num_position_embeddings": 36,
+        },
+        image_token_id=ids["<|image_pad|>"], video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"], vision_end_token_id=ids["<|vision_end|>"],
+        tie_word_embeddings=tied,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        model = Qwen3_5ForConditionalGeneration(config).float()
+    model = _initialised(model, seed, stock)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("A_log"):
+                weight.copy_(torch.linspace(-4, -2, 4))  # slow decay, so that a leak of state would show
+            elif name.endswith("conv1d.weight"):
+                weight.mul_(3)  # queries and keys have mostly positive values, so no output is nearly zero
+            elif name.endswith(("out_proj.weight", "o_proj.weight", "down_proj.weight")):
+                weight.mul_(0.25)  # rounding errors stay small
+    return model
 
 
 def _initialised(model: Any, seed: int, stock: bool) -> Any:
@@ -144,7 +193,7 @@ def save_folder(model: Any, folder: Path, tokenizer: Tokenizer = TOKENIZER) -> P
     """A Hugging Face folder of a family, in float32, with the image settings as the hub has them."""
     family = model.config.model_type
     save_model_folder(model, tokenizer, folder, dtype=torch.float32, settings=SETTINGS[family])
-    if family == QWEN3:
+    if family in (QWEN3, QWEN3_5):
         settings = {
             "image_processor_type": "Qwen2VLImageProcessorFast", "processor_class": "Qwen3VLProcessor",
             "patch_size": 16, "merge_size": 2, "temporal_patch_size": 2,

@@ -1,4 +1,4 @@
-"""Differences between the supported model families: Qwen2-VL, Qwen2.5-VL and Qwen3-VL, all dense.
+"""Differences between the supported model families: Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5, all dense.
 
 Loading, rendering, attention, caches, engine and learner share one code path. A `Family` states the
 differences in terms of the modules of transformers. Mixtures of experts and video are not supported.
@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import (
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLForConditionalGeneration,
+    Qwen3_5ForConditionalGeneration,
     Qwen3VLForConditionalGeneration,
 )
 from transformers.vision_utils import (
@@ -22,7 +23,10 @@ from transformers.vision_utils import (
 )
 
 VisionLanguageModel: TypeAlias = (
-    Qwen2VLForConditionalGeneration | Qwen2_5_VLForConditionalGeneration | Qwen3VLForConditionalGeneration
+    Qwen2VLForConditionalGeneration
+    | Qwen2_5_VLForConditionalGeneration
+    | Qwen3VLForConditionalGeneration
+    | Qwen3_5ForConditionalGeneration
 )
 
 IMAGE_BOUNDS, WINDOW_BOUNDS = "cu_seqlens", "cu_window_seqlens"
@@ -110,11 +114,24 @@ class Qwen3VL:
         return mask
 
 
+class Qwen3_5(Qwen3VL):
+    """The tower of Qwen3-VL with one level of features. Most language layers have gated linear attention."""
+
+    def image_features(self, output: Any) -> Tensor:
+        features_ND: Tensor = output.pooler_output
+        return features_ND[:, None]
+
+    def attention_mask(self, mask: Tensor | None) -> Any:
+        return {"full_attention": mask, "linear_attention": None}
+
+
 FAMILIES: dict[str, Family] = {  # by config.model_type
     "qwen2_vl": Qwen2VL(),
     "qwen2_5_vl": Qwen2_5VL(),
     "qwen3_vl": Qwen3VL(),
+    "qwen3_5": Qwen3_5(),
 }
+NOT_SAMPLED = {"qwen3_5"}  # no engine of ARPO keeps the state of linear attention
 
 
 def family_of(model: VisionLanguageModel) -> Family:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, pad, silu
 from transformers.activations import SiLUActivation
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import apply_rotary_pos_emb_vision
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNormGated
 
 ALIGNMENT = 8  # two-byte values: tensor cores read sixteen bytes at once
 
@@ -93,6 +94,8 @@ def compiled_small_inputs() -> Iterator[None]:
 
 
 def _is_norm(module: nn.Module) -> bool:
+    if isinstance(module, Qwen3_5RMSNormGated):  # it has a second input
+        return False
     return hasattr(module, "variance_epsilon") and isinstance(getattr(module, "weight", None), nn.Parameter)
 
 

@@ -21,8 +21,8 @@ from transformers.utils import logging
 
 from arpo.config import ModelConfig
 from arpo.errors import UserError
-from arpo.models import attention, float32_head, fused_ops, hub, vision_attention
-from arpo.models.families import FAMILIES, VisionLanguageModel
+from arpo.models import attention, float32_head, fused_ops, hub, linear_attention, vision_attention
+from arpo.models.families import FAMILIES, NOT_SAMPLED, VisionLanguageModel
 from arpo.prompts.rendering import Renderer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -84,8 +84,9 @@ def meta_model(settings: ModelConfig) -> VisionLanguageModel:
 
 
 def prepare(model: VisionLanguageModel) -> VisionLanguageModel:
-    """Install fast attention and, on a GPU, fused norms and gates."""
+    """Install fast attention, bounds of packed sequences and, on a GPU, fused norms and gates."""
     attention.install(model)
+    linear_attention.install(model)
     vision_attention.install(model)
     if model.device.type == "cuda":
         _fuse(model)
@@ -124,6 +125,17 @@ def read_config(folder: Path) -> Any:
     if "sliding_attention" in (getattr(config.text_config, "layer_types", None) or ()):
         raise UserError(f"{path}: sliding-window attention is not supported; use a model without it")
     return config
+
+
+def check_sampled(settings: ModelConfig) -> None:
+    """Raise `UserError` if the learner trains this family, but no engine samples from it."""
+    folder = resolve_model(settings.path)
+    if (model_type := read_config(folder).model_type) in NOT_SAMPLED:
+        raise UserError(
+            f"{folder / 'config.json'}: model_type is {model_type!r}, and ARPO cannot sample from such a "
+            "model yet: use another family, evaluate this one behind a server (arpo eval osworld "
+            "--endpoint), or train it from Python (docs/models.md)"
+        )
 
 
 @lru_cache(maxsize=8)

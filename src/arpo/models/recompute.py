@@ -83,4 +83,6 @@ def _keep_products(widths: set[int], context: object, op: Any, *args: Any, **nam
 
 def _widths(layer: Any) -> set[int]:
     """Input widths of the products to keep: all but the last product, which no later operation reads."""
+    if hasattr(layer, "linear_attn"):
+        return {layer.linear_attn.in_proj_qkv.in_features, layer.linear_attn.out_proj.in_features}
     return {layer.self_attn.q_proj.in_features, layer.self_attn.o_proj.in_features}

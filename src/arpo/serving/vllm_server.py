@@ -183,10 +183,11 @@ class VllmServer:
 
 def find_server(config: Config, *, share: float = 0.0, sleeps: bool = False) -> VllmServer:
     """The server of the recipe's model. Downloads a hub model. Raises UserError if vLLM is not installed."""
-    from arpo.models.loading import check_weights, load_renderer, resolve_model
+    from arpo.models.loading import check_sampled, check_weights, load_renderer, resolve_model
 
     python, on_cpu = find_vllm(config.engine)
     load_renderer(config.model)
+    check_sampled(config.model)
     folder = resolve_model(config.model.path, weights=config.model.weights == "load")
     if config.model.weights == "load":
         check_weights(folder)

@@ -314,7 +314,7 @@ class Failure:
     episode_id: str
     task_id: str
     kind: str  # the error's class name
-    where: str  # start | step | evaluate | close | generate | agent
+    where: str  # start | step | evaluate | close | generate | agent | judge
     message: str
     attempts: int
     place: str = ""  # file and line in the user's code

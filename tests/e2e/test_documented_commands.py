@@ -50,6 +50,7 @@ NEEDS = {
     "inspect_agent.py": "the package inspect-ai: tests/rollout/test_program.py",
     "verifiers_agent.py": "the package verifiers: tests/rollout/test_program.py",
     "--cluster.ray": "Ray",
+    "--reward.judge": "a server: tests/training/test_judged_scores.py",
     "prompt.txt": "a prompt and a model of the reader",
     "step-000010": "a longer run",
     "desk base": "a folder of the reader",

@@ -7,10 +7,8 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 from aiohttp import web
@@ -20,10 +18,10 @@ from arpo.config import Config
 from arpo.prompts.judge_question import INJECTION
 from arpo.storage.judgements import Vote, VoteLog
 from arpo.storage.run_folder import RunFolder
-from openai_server import MODEL, Served, refuses, says, serving
+from judges import judged_by
+from openai_server import MODEL, Served, refuses
 from viewed_runs import make_run
 
-Judge = Callable[[str, int], str | web.Response]  # the text of the question and its number -> verdict
 EPISODES = 13  # of `make_run`: 6 successes, 7 failures
 
 
@@ -37,25 +35,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "run"))
-
-
-def text_of(body: dict[str, Any]) -> str:
-    return "".join(part.get("text", "") for part in body["messages"][1]["content"])
-
-
-def judged_by(judge: Judge):
-    """A server whose answers have the right form: `judge` returns SUCCESS or FAILURE, or a whole answer."""
-
-    async def answer(request: web.Request, body: dict[str, Any], number: int) -> web.StreamResponse:
-        text = text_of(body)
-        verdict = judge(text, number)
-        if isinstance(verdict, web.Response):
-            return verdict
-        (mark,) = set(re.findall(r"^BEGIN (\w+)$", text, re.MULTILINE))
-        form = f"REASON: because {number}\nVERDICT {mark}: {verdict}"
-        return says(form if verdict in ("SUCCESS", "FAILURE") else verdict)
-
-    return serving(answer)
 
 
 def judge(run: Path, server: Served, *options: str) -> int:

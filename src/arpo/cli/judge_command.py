@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from arpo.cli.command import Command, argument, count
+from arpo.config.settings import JUDGE_SCREENSHOTS, JUDGE_VOTES
 
 
 def run_judge_command(options: argparse.Namespace, overrides: Sequence[str]) -> int:
@@ -39,13 +40,19 @@ arpo judge runs/desk --server.endpoints http://127.0.0.1:8000/v1 --server.model 
 arpo judge runs/desk --server.model NAME --episodes 64 --votes 5 --unanimous --inject""",
     arguments=(
         argument("run", "run folder, also of `arpo collect`", type=Path, metavar="RUN"),
-        argument("--votes", "votes per episode (default: %(default)s)", type=count, default=3, metavar="K"),
+        argument(
+            "--votes",
+            "votes per episode (default: %(default)s)",
+            type=count,
+            default=JUDGE_VOTES,
+            metavar="K",
+        ),
         argument("--unanimous", "a success needs all votes (default: a majority)", action="store_true"),
         argument(
             "--screenshots",
             "screenshots per episode: first, last, evenly spaced (default: %(default)s)",
             type=count,
-            default=6,
+            default=JUDGE_SCREENSHOTS,
             metavar="N",
         ),
         argument("--episodes", "number of episodes, evenly spaced (default: all)", type=count, metavar="N"),

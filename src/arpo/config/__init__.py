@@ -23,6 +23,7 @@ from arpo.config.settings import (
     OSWorldConfig,
     PluginsConfig,
     ReplayConfig,
+    RewardConfig,
     RolloutConfig,
     RunConfig,
     ScreenConfig,
@@ -33,7 +34,7 @@ from arpo.config.settings import (
 )
 
 # Prefixes of keys that do not change the episodes of a given model.
-LEARNING = ("train.", "loss.", "replay.", "offline.", "optim.", "eval.", "screen.", "plugins.")
+LEARNING = ("train.", "loss.", "reward.", "replay.", "offline.", "optim.", "eval.", "screen.", "plugins.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,7 @@ class Config:
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     loss: LossConfig = field(default_factory=LossConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     offline: OfflineConfig = field(default_factory=OfflineConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)

@@ -34,6 +34,7 @@ REASONS = {
     "train.epochs": "the learning rate reaches 0 at the end of the planned length (optim.schedule)",
     "train.tasks": "the learning rate reaches 0 at the end of the planned length (optim.schedule)",
     "loss": "the objective would change in the middle of the run",
+    "reward": "the objective would change in the middle of the run",
     "replay": "the objective would change in the middle of the run",
     "replay.seeds": "the run has copied its seeds when it started",
     "offline": "the objective would change in the middle of the run",

@@ -188,6 +188,11 @@ def _check_offline(config: Config) -> None:
             f"is {config.loss.kl}, must be 0 {method}: the KL term needs answers of the current policy, and "
             "stored answers are older",
         )
+    if config.reward.judge:
+        raise BadSetting(
+            "reward.judge",
+            f"is {config.reward.judge:g}, must be 0 {method}: stored episodes have their scores",
+        )
     if config.replay.seeds:
         raise BadSetting(
             "replay.seeds",

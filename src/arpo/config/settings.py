@@ -28,6 +28,9 @@ class OnResume(Enum):
     LENGTH = "may change on resume with a constant learning rate"
 
 
+# Of a judge, per episode: in training, and by default in `arpo judge`.
+JUDGE_VOTES, JUDGE_SCREENSHOTS = 3, 6
+
 FREE, REMEDY, LOWER, LENGTH = OnResume.FREE, OnResume.REMEDY, OnResume.LOWER, OnResume.LENGTH
 
 
@@ -499,6 +502,19 @@ class LossConfig:
     )
     format_weight: float = setting(1.0, "Penalty for an answer that does not parse", low=0)
     kl: float = setting(0.0, "Weight of the KL term (k3) against the base model; 0: off", low=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardConfig:
+    """Score of a training episode. loss.format_weight and plugins.reward make the reward of it."""
+
+    judge: float = setting(
+        0.0,
+        "Weight w of a judge, the model of server.model on server.endpoints: score = (1 - w) * evaluator + w "
+        "* verdict; 1: the evaluator does not count; 0: no judge",
+        low=0,
+        high=1,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from arpo.interrupts import run_interruptibly
 from arpo.prompts.judge_question import Question, decide, evenly, read_answer
 from arpo.reporting.display import Display, count_noun, open_display
 from arpo.reporting.statistics import wilson
-from arpo.storage.codec import StoredEpisode
+from arpo.storage.codec import StoredEpisode, is_training_episode
 from arpo.storage.judgements import Vote, VoteLog
 from arpo.storage.run_folder import NO_SCREENSHOTS, RECIPE, RunFolderReader
 from arpo.tasks.sets import load_sets
@@ -37,6 +37,8 @@ TEMPERATURE = 0.7
 MAX_TOKENS = 2048  # of an answer, with a thought
 SECONDS, ATTEMPTS = 120.0, 3  # of a request
 MAX_FAILED = 3  # requests before the first answer
+NO_ANSWER = "no answer"
+JUDGED = "their scores contain verdicts of a judge (reward.judge)"
 OTHER_TASKS = "their tasks are not in the recipe, or have no instruction"
 
 
@@ -59,18 +61,84 @@ class Asked:
     question: Question
     model: str
 
-    @property
-    def episode(self) -> str:
-        return self.question.episode.episode_id
-
-    def votes(self, log: VoteLog, count: int) -> list[Vote | None]:
-        """The stored votes by number; None for one that was not asked for yet."""
-        mark = self.question.mark
-        return [log.votes.get((self.episode, self.model, mark, number)) for number in range(count)]
-
     def verdict(self, log: VoteLog, judging: Judging) -> bool | None:
-        votes = [vote.success if vote else None for vote in self.votes(log, judging.votes)]
-        return decide(votes, unanimous=judging.unanimous)
+        votes = stored_votes(log, self.question, self.model, judging.votes)
+        return decide([vote.success if vote else None for vote in votes], unanimous=judging.unanimous)
+
+
+def stored_votes(log: VoteLog, question: Question, model: str, count: int) -> list[Vote | None]:
+    """The stored votes by number; None for one that was not asked for yet."""
+    name, mark = question.episode.episode_id, question.mark
+    return [log.votes.get((name, model, mark, number)) for number in range(count)]
+
+
+class Judge:
+    """Asks a served model for votes and stores them. Use between `start()` and `close()`.
+
+    Raises UserError if the first requests to a model all fail.
+    """
+
+    def __init__(self, server: ServerConfig, log: VoteLog) -> None:
+        self.model, self._log = server.model, log
+        plain = replace(server, special_tokens=False)
+        self._engine = OpenAIEngine(
+            plain, os.environ.get("OPENAI_API_KEY", ""), seconds=SECONDS, attempts=ATTEMPTS
+        )
+        self._failed: list[EngineError] = []
+        own = (vote for vote in log.votes.values() if vote.model == self.model)
+        self._answered = any(vote.success is not None for vote in own)  # now or before
+
+    async def start(self) -> Sequence[str]:
+        return await self._engine.start()
+
+    async def close(self) -> None:
+        await self._engine.close()
+
+    async def ask(self, question: Question, count: int) -> list[Vote]:
+        """The votes on a question with pixels. Asks for those that are not stored or have no verdict."""
+        mark = question.mark
+        name = f"{question.episode.episode_id} {mark}"
+        votes: list[Vote] = []
+        prompt = Prompt(episode_id=name, token_ids=(), images=(), messages=question.messages())
+        for number, vote in enumerate(stored_votes(self._log, question, self.model, count)):
+            if vote is None or vote.success is None:
+                success, reason = await self._vote(prompt, mark, number)
+                vote = Vote(
+                    episode=question.episode.episode_id,
+                    final=question.episode.final.sha256,
+                    model=self.model,
+                    mark=mark,
+                    planted=question.planted,
+                    number=number,
+                    success=success,
+                    reason=reason,
+                )
+                self._log.add(vote)
+            votes.append(vote)
+        await self._engine.release(name)
+        return votes
+
+    async def _vote(self, prompt: Prompt, mark: str, number: int) -> tuple[bool | None, str]:
+        """The verdict and its reason; None and what is wrong if there is none."""
+        sampling = Sampling(temperature=TEMPERATURE, max_tokens=MAX_TOKENS, seed=int(mark[:7], 16) + number)
+        try:
+            answer = await self._engine.generate(prompt, sampling)
+        except EngineError as error:
+            self._failed.append(error)
+            self.refuse_if_nothing_works(MAX_FAILED)
+            return None, f"{NO_ANSWER}: {error.message[:1000]}"
+        self._answered = True
+        if answer.finish == "length":
+            return None, f"the answer was cut at {MAX_TOKENS} tokens"
+        return read_answer(answer.text, mark)
+
+    def refuse_if_nothing_works(self, failed: int = 1) -> None:
+        """Raise UserError if so many requests failed, and the model has never answered."""
+        if not self._answered and len(self._failed) >= failed:
+            raise UserError(
+                f"no question was answered: {self._failed[0].message}. A judge is a vision-language model: "
+                "serve one that accepts several screenshots, and name it in server.endpoints and server.model"
+            )
 
 
 def run_judge(folder: Path, overrides: Sequence[str], judging: Judging, *, as_json: bool) -> int:
@@ -78,7 +146,7 @@ def run_judge(folder: Path, overrides: Sequence[str], judging: Judging, *, as_js
     if not (folder / RECIPE).is_file():
         raise UserError(f"{folder}: not a run folder: {RECIPE} is missing: give the folder of a run")
     config = load_config(load_recorded(folder / RECIPE)[0], overrides)
-    server = replace(load_config(None, overrides).server, special_tokens=False)  # not that of the run's agent
+    server = load_config(None, overrides).server  # not that of the run's agent
     display = open_display(sys.stderr if as_json else sys.stdout)
     try:
         with closing(RunFolderReader(folder)) as reader:
@@ -97,10 +165,12 @@ def _questions(
 ) -> Iterator[Asked]:
     """The questions about the chosen episodes, without pixels. Reports the episodes that are left out."""
     tasks = TaskIndex(*load_sets(config).values())
-    found: dict[str, list[StoredEpisode]] = {"": [], OTHER_TASKS: [], NO_SCREENSHOTS: []}
+    found: dict[str, list[StoredEpisode]] = {"": [], OTHER_TASKS: [], NO_SCREENSHOTS: [], JUDGED: []}
     for episode in reader.episodes():
         task = tasks.get(episode.task_id)
         obstacle = "" if reader.has_screenshots(episode) else NO_SCREENSHOTS
+        if config.reward.judge and is_training_episode(episode.episode_id):
+            obstacle = JUDGED
         found[obstacle if task and task.instruction else OTHER_TASKS].append(episode)
     usable = found.pop("")
     left_out = [f"{count_noun(len(some), 'episode')}: {why}" for why, some in found.items() if some]
@@ -130,89 +200,36 @@ def _ask_missing(
     log: VoteLog,
     display: Display,
 ) -> None:
-    votes = [(one, one.votes(log, judging.votes)) for one in asked]
+    votes = [(one.question, stored_votes(log, one.question, one.model, judging.votes)) for one in asked]
     left = [(one, found) for one, found in votes if any(not vote or vote.success is None for vote in found)]
     if not left:
         return
     # New questions first: one that the server cannot answer must not keep the others waiting for ever.
     left.sort(key=lambda pair: None not in pair[1])
-    engine = OpenAIEngine(server, os.environ.get("OPENAI_API_KEY", ""), seconds=SECONDS, attempts=ATTEMPTS)
-    judge = _Judge(engine, reader, log, display)
-    judge.answered = any(
-        vote.model == server.model and vote.success is not None for vote in log.votes.values()
-    )
+    questions = iter([question for question, _ in left])  # shared: each worker takes the next one
+    judge = Judge(server, log)
     display.begin("judging", len(asked), len(asked) - len(left))
-    run_interruptibly(
-        judge.ask_all(left, config.env.parallel),
-        on_cancel=lambda: display.note("stopping: all votes up to now are stored"),
-    )
 
+    async def work() -> None:
+        for question in questions:
+            episode = reader.load_trajectory(question.episode.episode_id)
+            await judge.ask(replace(question, episode=episode), judging.votes)
+            display.episode_done()
 
-class _Judge:
-    """Asks for votes. Raises UserError if no request at all is answered."""
-
-    def __init__(self, engine: OpenAIEngine, reader: RunFolderReader, log: VoteLog, display: Display) -> None:
-        self._engine, self._reader, self._log, self._display = engine, reader, log, display
-        self._failed: list[EngineError] = []
-        self.answered = False  # by this model, now or before
-
-    async def ask_all(self, left: Sequence[tuple[Asked, Sequence[Vote | None]]], parallel: int) -> None:
+    async def ask_all() -> None:
         try:
-            for warning in await self._engine.start():
-                self._display.note(warning)
-            questions = iter(left)  # shared: each worker takes the next one
+            for warning in await judge.start():
+                display.note(warning)
             async with asyncio.TaskGroup() as workers:
-                for _ in range(min(parallel, len(left))):
-                    workers.create_task(self._work(questions))
+                for _ in range(min(config.env.parallel, len(left))):
+                    workers.create_task(work())
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         finally:
-            await self._engine.close()
-        self._refuse_if_nothing_works(1)
+            await judge.close()
+        judge.refuse_if_nothing_works()
 
-    async def _work(self, questions: Iterator[tuple[Asked, Sequence[Vote | None]]]) -> None:
-        for one, votes in questions:
-            episode = self._reader.load_trajectory(one.episode)
-            mark, messages = one.question.mark, replace(one.question, episode=episode).messages()
-            prompt = Prompt(episode_id=f"{one.episode} {mark}", token_ids=(), images=(), messages=messages)
-            for number, vote in enumerate(votes):
-                if vote is None or vote.success is None:
-                    success, reason = await self._vote(prompt, mark, number)
-                    self._log.add(
-                        Vote(
-                            episode=one.episode,
-                            final=episode.final.sha256,
-                            model=one.model,
-                            mark=mark,
-                            planted=one.question.planted,
-                            number=number,
-                            success=success,
-                            reason=reason,
-                        )
-                    )
-            await self._engine.release(prompt.episode_id)
-            self._display.episode_done()
-
-    async def _vote(self, prompt: Prompt, mark: str, number: int) -> tuple[bool | None, str]:
-        """The verdict and its reason; None and what is wrong if there is none."""
-        sampling = Sampling(temperature=TEMPERATURE, max_tokens=MAX_TOKENS, seed=int(mark[:7], 16) + number)
-        try:
-            answer = await self._engine.generate(prompt, sampling)
-        except EngineError as error:
-            self._failed.append(error)
-            self._refuse_if_nothing_works(MAX_FAILED)
-            return None, f"no answer: {error.message[:1000]}"
-        self.answered = True
-        if answer.finish == "length":
-            return None, f"the answer was cut at {MAX_TOKENS} tokens"
-        return read_answer(answer.text, mark)
-
-    def _refuse_if_nothing_works(self, failed: int) -> None:
-        if not self.answered and len(self._failed) >= failed:
-            raise UserError(
-                f"no question was answered: {self._failed[0].message}. A judge is a vision-language model: "
-                "serve one that accepts several screenshots, and name it in server.endpoints and server.model"
-            )
+    run_interruptibly(ask_all(), on_cancel=lambda: display.note("stopping: all votes up to now are stored"))
 
 
 def count_verdicts(asked: Sequence[Asked], judging: Judging, log: VoteLog) -> dict[str, Any]:
@@ -220,8 +237,14 @@ def count_verdicts(asked: Sequence[Asked], judging: Judging, log: VoteLog) -> di
 
     Keys are "success", "failure" and, for verdicts, "missing".
     """
-    plain = {one.episode: one.verdict(log, judging) for one in asked if not one.question.planted}
-    counts = Counter((plain[one.episode], one.evaluated) for one in asked if not one.question.planted)
+    plain = {
+        one.question.episode.episode_id: one.verdict(log, judging)
+        for one in asked
+        if not one.question.planted
+    }
+    counts = Counter(
+        (plain[one.question.episode.episode_id], one.evaluated) for one in asked if not one.question.planted
+    )
     names = {True: "success", False: "failure", None: "missing"}
     result: dict[str, Any] = {
         "verdicts": {
@@ -231,7 +254,9 @@ def count_verdicts(asked: Sequence[Asked], judging: Judging, log: VoteLog) -> di
     }
     if judging.planted:
         pairs = Counter(
-            (plain[one.episode], one.verdict(log, judging)) for one in asked if one.question.planted
+            (plain[one.question.episode.episode_id], one.verdict(log, judging))
+            for one in asked
+            if one.question.planted
         )
         result["injected"] = {
             names[before]: {name: pairs[before, after] for after, name in names.items()}

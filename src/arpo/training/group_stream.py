@@ -24,6 +24,7 @@ from arpo.storage.codec import GROUP
 from arpo.tasks.order import TaskOrder
 from arpo.tasks.sources import TaskIndex
 from arpo.training.checkpoints import State, group_to_json
+from arpo.training.judged_scores import JudgedScores
 from arpo.training.run import Run
 from arpo.types import Group, Task
 
@@ -31,8 +32,8 @@ from arpo.types import Group, Task
 class GroupStream:
     """A source of batches, like `LockStep`."""
 
-    def __init__(self, run: Run, order: TaskOrder, tasks: TaskIndex) -> None:
-        self._run, self._order = run, order
+    def __init__(self, run: Run, order: TaskOrder, tasks: TaskIndex, scores: JudgedScores) -> None:
+        self._run, self._order, self._scores = run, order, scores
         self._tasks = tasks
         self._started = 0  # groups started so far
         self._trained = 0  # groups in the weights of the engine
@@ -140,9 +141,10 @@ class GroupStream:
             self._start_groups()
 
         try:
-            [group] = await run.scheduler.run(
+            played = await run.scheduler.run(
                 GROUP, [(number, task)], on_episode, on_screenshot=run.store.prepare
             )
+            [group] = await self._scores.judge(played)
             self._finish(group)
         except Exception as error:  # the boundary of the group: next_batch raises it
             self._error = self._error or error

@@ -15,6 +15,7 @@ from arpo.evaluation.scoring import report_failures
 from arpo.storage.codec import BATCH
 from arpo.tasks.order import TaskOrder
 from arpo.training.checkpoints import Progress, State
+from arpo.training.judged_scores import JudgedScores
 from arpo.training.run import Run
 from arpo.types import Group
 
@@ -24,8 +25,8 @@ DYNAMIC_ROUNDS = 4  # additional rounds of dynamic sampling per batch
 class LockStep:
     """A source of batches. `GroupStream` is the other one."""
 
-    def __init__(self, run: Run, order: TaskOrder, credit: Credit) -> None:
-        self._run, self._order, self._credit = run, order, credit
+    def __init__(self, run: Run, order: TaskOrder, credit: Credit, scores: JudgedScores) -> None:
+        self._run, self._order, self._credit, self._scores = run, order, credit, scores
 
     async def __aenter__(self) -> LockStep:
         return self
@@ -70,6 +71,7 @@ class LockStep:
                     lambda *_: run.display.episode_done(),
                     on_screenshot=run.store.prepare,
                 )
+                fresh = await self._scores.judge(fresh)
             self._store(fresh)
             groups += fresh
         return groups

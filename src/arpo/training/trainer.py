@@ -36,6 +36,7 @@ from arpo.training.checkpoints import Progress, State, check_folder, load_checke
 from arpo.training.engine_check import disagreements, fresh_samples, learn
 from arpo.training.export import export_model
 from arpo.training.group_stream import GroupStream
+from arpo.training.judged_scores import JudgedScores
 from arpo.training.lock_step import LockStep, trained_groups
 from arpo.training.offline import OfflineTrainer
 from arpo.training.reporting import report_failed_episodes
@@ -68,10 +69,11 @@ class Trainer:
         reward, advantage = open_plugin(config.plugins, "reward"), open_plugin(config.plugins, "advantage")
         self.credit = Credit(config.loss, reward, advantage, self._tasks)
         self.order = open_order(config, tasks)
+        self.scores = JudgedScores(config, store.folder, self._tasks, self.run.display)
         self.source: LockStep | GroupStream = (
-            GroupStream(self.run, self.order, self._tasks)
+            GroupStream(self.run, self.order, self._tasks, self.scores)
             if self.run.streams
-            else LockStep(self.run, self.order, self.credit)
+            else LockStep(self.run, self.order, self.credit, self.scores)
         )
         if self.run.restored is not None:
             self._restore(self.run.restored)
@@ -81,7 +83,7 @@ class Trainer:
     async def train(self) -> bool:
         """Train until all epochs are done or the run is asked to stop. Returns True if all are done."""
         run = self.run
-        async with run.begun(), self.source as source:
+        async with self.scores, run.begun(), self.source as source:
             while not self.done and (played := await source.next_batch()) is not None:
                 groups = await run.work(partial(self._replay, played))
                 batch = await self._samples(groups)

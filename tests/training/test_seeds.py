@@ -127,6 +127,9 @@ def test_a_folder_without_a_usable_seed_is_refused(taught: Path, tmp_path: Path)
     assert "no usable success among its 4 episodes of the training tasks. Collect" in refused(
         seeded(tmp_path, taught, [B])
     )
+    no_model = seeded(tmp_path, tmp_path / "nowhere", [A], f"--model.path={tmp_path}")
+    with pytest.raises(UserError, match="nowhere: not a run folder"):
+        train(no_model)  # found before the model is loaded
     (tmp_path / "prompt.txt").write_text("Do this: {instruction}")
     other = f"--model.prompt={tmp_path}/prompt.txt"
     assert (

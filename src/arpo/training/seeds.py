@@ -12,15 +12,15 @@ from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 
-from arpo.config import RolloutConfig
+from arpo.config import Config, RolloutConfig
 from arpo.errors import UserError
-from arpo.reporting.display import count_noun
+from arpo.reporting.display import Display, count_noun
 from arpo.rollout.agent import Agent
 from arpo.rollout.player import Player
 from arpo.storage.codec import SEED
 from arpo.storage.run_folder import RunFolderReader
 from arpo.tasks.sources import TaskIndex
-from arpo.training.offline import answers_fit, read_source
+from arpo.training.offline import Source, answers_fit, read_source
 from arpo.training.run import Run
 from arpo.types import Screenshot, Trajectory
 
@@ -30,17 +30,25 @@ OTHER_PROMPTS = (
 )
 
 
-def copy_seeds(run: Run) -> Iterator[Trajectory]:
-    """Store at most replay.capacity successes of each training task in the run folder, and yield them.
-
-    Raises UserError if the folder has none that this run can use.
-    """
-    config, folder = run.config, Path(run.config.replay.seeds)
-    if folder.resolve() == run.store.folder.resolve():
+def open_seeds(config: Config, display: Display) -> Source:
+    """The episodes of replay.seeds. Raises UserError if none is a success of a training task."""
+    folder = Path(config.replay.seeds)
+    if folder.resolve() == Path(config.run.dir).resolve():
         raise UserError(f"replay.seeds: {folder} is run.dir. Choose another --run.dir")
     reader = RunFolderReader(folder)
     reader.close_after_last_use()
-    source, tasks = read_source(config, reader, run.display), TaskIndex(run.sets["train"])
+    source = read_source(config, reader, display)
+    if not source.successes:
+        raise _nothing(source)
+    return source
+
+
+def copy_seeds(run: Run, source: Source) -> Iterator[Trajectory]:
+    """Store at most replay.capacity successes of each training task in the run folder, and yield them.
+
+    Raises UserError if the prompts of all are others than those of this run.
+    """
+    config, reader, tasks = run.config, source.reader, TaskIndex(run.sets["train"])
     exact = config.env.name in OWN_TEXT
     unfit = seeds = seeded = 0
     for task_id, names in source.successes.items():
@@ -57,14 +65,17 @@ def copy_seeds(run: Run) -> Iterator[Trajectory]:
         seeded += bool(usable)
     left_out = f"{unfit} episodes are left out: {OTHER_PROMPTS}"
     if not seeds:
-        raise UserError(
-            f"replay.seeds: {folder}: no usable success among its {source.played} episodes of the training "
-            f"tasks. {f'{left_out}. ' if unfit else ''}Collect with the settings of this run"
-        )
+        raise _nothing(source, f"{left_out}. ")
     if unfit:
-        run.display.note(f"{folder}: {left_out}")
-    run.display.note(
-        f"replay starts with {count_noun(seeds, 'seed')} of {count_noun(seeded, 'task')}, from {folder}"
+        run.display.note(f"{reader.folder}: {left_out}")
+    counts = f"{count_noun(seeds, 'seed')} of {count_noun(seeded, 'task')}"
+    run.display.note(f"replay starts with {counts}, from {reader.folder}")
+
+
+def _nothing(source: Source, reason: str = "") -> UserError:
+    return UserError(
+        f"replay.seeds: {source.reader.folder}: no usable success among its {source.played} episodes of the "
+        f"training tasks. {reason}Collect with the settings of this run"
     )
 
 

@@ -28,6 +28,7 @@ from arpo.learner.base import Batch, Metrics
 from arpo.models.hub import pin_model
 from arpo.plugins import check_plugins, open_plugin
 from arpo.reporting.display import Display, open_display
+from arpo.storage.checkpoint import CHECKPOINTS
 from arpo.storage.codec import BATCH, SEED, is_training_episode
 from arpo.storage.run_folder import RunFolder
 from arpo.tasks.order import open_order
@@ -38,10 +39,10 @@ from arpo.training.export import export_model
 from arpo.training.group_stream import GroupStream
 from arpo.training.judged_scores import JudgedScores
 from arpo.training.lock_step import LockStep, trained_groups
-from arpo.training.offline import OfflineTrainer
+from arpo.training.offline import OfflineTrainer, Source
 from arpo.training.reporting import report_failed_episodes
 from arpo.training.run import Run
-from arpo.training.seeds import copy_seeds
+from arpo.training.seeds import copy_seeds, open_seeds
 from arpo.types import Group, Sample
 
 MODEL = "model"
@@ -58,11 +59,13 @@ class Trainer:
     def __init__(self, config: Config, store: RunFolder, display: Display) -> None:
         self.config = config
         groups = {"total": 0, "without_signal": 0, "rescued": 0}
+        new = not (store.folder / CHECKPOINTS).is_dir()
+        seeds = open_seeds(config, display) if config.replay.seeds and new else None  # before the model
         self.run = Run(config, store, display, Progress(groups=groups), self)
         with closed_on_error(self.run):
-            self._open(store)
+            self._open(store, seeds)
 
-    def _open(self, store: RunFolder) -> None:
+    def _open(self, store: RunFolder, seeds: Source | None) -> None:
         config, tasks = self.config, self.run.sets["train"]
         self._tasks = TaskIndex(tasks)
         self.replay = ReplayBuffer(config.replay, lambda name: load_checked(store, name, self.run.player))
@@ -78,7 +81,7 @@ class Trainer:
         if self.run.restored is not None:
             self._restore(self.run.restored)
         elif config.replay.seeds:
-            self.replay.restore(copy_seeds(self.run))
+            self.replay.restore(copy_seeds(self.run, seeds or open_seeds(config, self.run.display)))
 
     async def train(self) -> bool:
         """Train until all epochs are done or the run is asked to stop. Returns True if all are done."""

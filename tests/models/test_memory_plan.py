@@ -31,6 +31,7 @@ from arpo.models.memory_plan import (
     key_value_bytes,
     layer_bytes,
     max_kept_activations,
+    measure_dimensions,
     plan_memory,
     product_bytes,
     read_model_info,
@@ -39,13 +40,14 @@ from arpo.models.memory_plan import (
 )
 from arpo.models.recompute import KeptActivations
 from arpo.models.token_pool import TokenPool, extent_size
-from tiny_vlm import FAMILIES, tiny_of
+from tiny_vlm import FAMILIES, QWEN3_5, tiny_of
 from tools.pretrain.tiny import IMAGE_SETTINGS
 
 SEVEN_B = ModelDimensions(
     vision_parameters=676_550_144,
     language_parameters=7_615_616_512,
     layer_parameters=233_057_792,
+    non_layer_parameters=7_615_616_512 - 28 * 233_057_792,
     adapter_parameters=80_000_000,
     layers=28,
     hidden=3584,
@@ -119,6 +121,37 @@ def test_parameters_are_counted_without_weights() -> None:
     assert dims.layer_parameters == sum(p.numel() for p in model.model.language_model.layers[1].parameters())
     assert dims.adapter_parameters > 0
     assert dims.vision_full_layers == len(model.model.visual.fullatt_block_indexes)
+    assert dims.linear is None and dims.key_layers == dims.layers
+
+
+def test_linear_attention_has_no_keys_and_a_size_of_its_own() -> None:
+    model = tiny_of(QWEN3_5)
+    dims = measure_dimensions(model, lora_rank=4)
+    language = model.model.language_model
+    outside = (language.embed_tokens.weight, language.norm.weight, model.lm_head.weight)
+    assert dims.non_layer_parameters == sum(weight.numel() for weight in outside)
+    linear, full = (sum(p.numel() for p in layer.parameters()) for layer in language.layers[:2])
+    assert dims.layer_parameters == max(linear, full) and linear != full
+    assert (dims.layers, dims.key_layers) == (3, 1)
+    assert key_value_bytes(dims, 4) == 4 * 2 * 2 * 24  # keys and values of two heads in one layer
+
+
+def test_activations_of_linear_attention_are_as_large_as_planned() -> None:
+    """Everything that autograd holds for one layer and 256 tokens, without the weights."""
+    layer, held = tiny_of(QWEN3_5).model.language_model.layers[0], {}
+    weights = {p.untyped_storage().data_ptr() for p in layer.parameters()}
+
+    def hold(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in weights:
+            held[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    hidden_1TD = torch.randn(1, 256, 64, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(hold, lambda tensor: tensor):
+        layer(hidden_1TD, position_embeddings=None)
+    size = sum(tensor.untyped_storage().nbytes() for tensor in held.values())
+    planned = layer_bytes(measure_dimensions(tiny_of(QWEN3_5), lora_rank=1), 4, 256)
+    assert size <= planned < 1.02 * size
 
 
 def test_weights_gradients_and_moments_of_the_7b_model() -> None:

@@ -48,12 +48,24 @@ MAX_ENCODED_PATCHES = 2**16  # of screenshots encoded at once by the engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LinearAttention:
+    """Language layers with gated linear attention; the others have full attention."""
+
+    layers: int
+    key_heads: int
+    value_heads: int
+    key_head: int  # width of one head
+    value_head: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDimensions:
     """Parameter counts, layer counts and widths of a model."""
 
     vision_parameters: int
     language_parameters: int
-    layer_parameters: int  # of one language layer
+    layer_parameters: int  # of the largest language layer
+    non_layer_parameters: int  # of the language model outside its layers: embeddings, head and a norm
     adapter_parameters: int  # at the recipe's LoRA rank
     layers: int
     hidden: int
@@ -66,11 +78,12 @@ class ModelDimensions:
     vision_hidden: int
     vision_intermediate: int
     converted_head: int = 0  # bytes of the head's weights in float32, if model.float32_head converts them
+    linear: LinearAttention | None = None
 
     @property
-    def non_layer_parameters(self) -> int:
-        """Language-model parameters outside its layers: embeddings, head and a norm."""
-        return self.language_parameters - self.layers * self.layer_parameters
+    def key_layers(self) -> int:
+        """Layers with full attention, which have keys and values."""
+        return self.layers - (self.linear.layers if self.linear else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +165,8 @@ def measure_dimensions(model: Any, lora_rank: int) -> ModelDimensions:
     text, tower = model.config.text_config, model.config.vision_config
     visual, family = model.model.visual, family_of(model)
     in_vision = sum(p.numel() for p in visual.parameters())
+    in_language = sum(p.numel() for p in model.parameters()) - in_vision
+    in_layers = [sum(p.numel() for p in layer.parameters()) for layer in model.model.language_model.layers]
     head, (vision_hidden, vision_intermediate) = head_width(text), vision_widths(tower)
     adapted = [
         module
@@ -160,8 +175,9 @@ def measure_dimensions(model: Any, lora_rank: int) -> ModelDimensions:
     ]
     return ModelDimensions(
         vision_parameters=in_vision,
-        language_parameters=sum(p.numel() for p in model.parameters()) - in_vision,
-        layer_parameters=sum(p.numel() for p in model.model.language_model.layers[0].parameters()),
+        language_parameters=in_language,
+        layer_parameters=max(in_layers),
+        non_layer_parameters=in_language - sum(in_layers),
         adapter_parameters=sum(lora_rank * (layer.in_features + layer.out_features) for layer in adapted),
         layers=text.num_hidden_layers,
         hidden=text.hidden_size,
@@ -176,6 +192,20 @@ def measure_dimensions(model: Any, lora_rank: int) -> ModelDimensions:
         vision_hidden=vision_hidden,
         vision_intermediate=vision_intermediate,
         converted_head=float32_head.converted_bytes(model),
+        linear=_linear_attention(text),
+    )
+
+
+def _linear_attention(text: Any) -> LinearAttention | None:
+    layers = list(getattr(text, "layer_types", None) or ()).count("linear_attention")
+    if not layers:
+        return None
+    return LinearAttention(
+        layers=layers,
+        key_heads=text.linear_num_key_heads,
+        value_heads=text.linear_num_value_heads,
+        key_head=text.linear_key_head_dim,
+        value_head=text.linear_value_head_dim,
     )
 
 
@@ -288,7 +318,7 @@ def _with_reserve(plan: MemoryPlan) -> MemoryPlan:
 
 def key_value_bytes(dims: ModelDimensions, width: int) -> int:
     """Keys and values of one token."""
-    return 2 * dims.key_width * dims.layers * width
+    return 2 * dims.key_width * dims.key_layers * width
 
 
 def sampling_bytes(dims: ModelDimensions, width: int) -> int:
@@ -335,7 +365,7 @@ def available_for_pool(dims: ModelDimensions, width: int, longest: int, free: in
     Compaction of a pool copies one of its tensors.
     """
     free -= sampling_bytes(dims, width)
-    tensors = 2 * dims.layers
+    tensors = 2 * dims.key_layers
     needed, roomy, tight = longest * key_value_bytes(dims, width), free - RESERVE, free - MIN_RESERVE
     roomy, tight = (size - size // tensors for size in (roomy, tight))
     return roomy if roomy >= needed else min(tight, needed)
@@ -358,7 +388,7 @@ def _gathered_bytes(dims: ModelDimensions, width: int, lora: bool) -> int:
 
 def _activation_bytes(dims: ModelDimensions, width: int, tokens: int, patches: int) -> int:
     """Activations kept for the backward pass, the block being recomputed, and the logits."""
-    kept = width * tokens * dims.layers * (dims.hidden + dims.query_width)
+    kept = width * tokens * (dims.layers * dims.hidden + dims.key_layers * dims.query_width)
     kept += width * patches * (dims.vision_layers + dims.vision_full_layers) * dims.vision_hidden
     layer = layer_bytes(dims, width, tokens)
     block = block_bytes(dims, width, patches)
@@ -367,17 +397,36 @@ def _activation_bytes(dims: ModelDimensions, width: int, tokens: int, patches: i
 
 
 def layer_bytes(dims: ModelDimensions, width: int, tokens: int) -> int:
-    """Activations of a language layer without recomputation.
+    """Activations of the largest language layer without recomputation.
 
     In float32, attention copies keys and values for each query head.
     """
     key_width = dims.query_width if width == BYTES["float32"] else dims.key_width
-    return width * tokens * (4 * dims.hidden + 2 * dims.query_width + 2 * key_width + 3 * dims.intermediate)
+    full = width * tokens * (4 * dims.hidden + 2 * dims.query_width + 2 * key_width + 3 * dims.intermediate)
+    return max(full, _linear_layer_bytes(dims, dims.linear, width, tokens)) if dims.linear else full
+
+
+def _linear_layer_bytes(dims: ModelDimensions, linear: LinearAttention, width: int, tokens: int) -> int:
+    """Activations of a layer with linear attention, as torch's path of transformers keeps them.
+
+    It computes in float32, on chunks of 64 tokens: their matrices, and a state after each chunk.
+    """
+    heads, chunk = linear.value_heads, 64
+    keys, values, hidden = heads * linear.key_head, heads * linear.value_head, dims.hidden
+    unrepeated_keys, state = linear.key_heads * linear.key_head, keys * linear.value_head
+    mixed = 8 * keys + 5 * values + 4 * unrepeated_keys + 2 * hidden + 4 * dims.intermediate
+    matrices = heads * (5 * chunk + 16)  # and some numbers for each head, such as its decay
+    in_float32 = 4 * keys + 6 * values + 4 * hidden + matrices + state // chunk
+    return tokens * (width * mixed + BYTES["float32"] * in_float32)
 
 
 def product_bytes(dims: ModelDimensions, width: int, tokens: int) -> int:
-    """Additional activations of a language layer with kept matrix products."""
-    return width * tokens * (dims.hidden + dims.query_width + 2 * dims.key_width + 2 * dims.intermediate)
+    """Additional activations of the largest language layer with kept matrix products."""
+    mixed = dims.query_width + 2 * dims.key_width
+    if linear := dims.linear:  # query, key, value and gate, two numbers for each head
+        of_head = 2 * linear.value_head + 2
+        mixed = max(mixed, 2 * linear.key_heads * linear.key_head + linear.value_heads * of_head)
+    return width * tokens * (dims.hidden + mixed + 2 * dims.intermediate)
 
 
 def block_bytes(dims: ModelDimensions, width: int, patches: int) -> int:

@@ -20,6 +20,7 @@ from arpo.models.memory_plan import (
     GIB,
     MemoryPlan,
     ModelInfo,
+    key_value_bytes,
     plan_memory,
     read_model_info,
     sampling_bytes,
@@ -51,7 +52,7 @@ def server_memory(info: ModelInfo, config: Config) -> ServerMemory:
     dims, width, gpus = info.dims, BYTES[config.model.dtype], config.engine.gpus_per_server
     adapters = dims.adapter_parameters if config.model.train == "lora" else 0
     weights = width * (dims.vision_parameters + dims.language_parameters + 2 * adapters)
-    episode = 2 * width * dims.layers * dims.key_width * config.rollout.max_context_tokens
+    episode = key_value_bytes(dims, width) * config.rollout.max_context_tokens
     return ServerMemory(weights=weights // gpus, episode=episode // gpus, passes=sampling_bytes(dims, width))
 
 

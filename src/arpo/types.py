@@ -266,6 +266,7 @@ class Trajectory:
     score: float
     malformed: bool
     stop: StopReason
+    instruction: str = ""  # of the environment, in place of the task's
 
     @property
     def policy_version(self) -> int:

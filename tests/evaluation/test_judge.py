@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,9 @@ from arpo.config import Config
 from arpo.prompts.judge_question import INJECTION
 from arpo.storage.judgements import Vote, VoteLog
 from arpo.storage.run_folder import RunFolder
-from judges import judged_by
+from judges import judged_by, text_of
 from openai_server import MODEL, Served, refuses
-from viewed_runs import make_run
+from viewed_runs import make_run, played
 
 EPISODES = 13  # of `make_run`: 6 successes, 7 failures
 
@@ -87,6 +88,15 @@ def test_each_vote_is_asked_for_once(run: Path, capsys: pytest.CaptureFixture[st
     assert len(images) == 2
     seeds = {request["seed"] for request in server.requests}
     assert len(seeds) == 4 and all(request["temperature"] > 0 for request in server.requests)
+
+
+def test_the_instruction_of_an_environment_replaces_that_of_the_task(run: Path) -> None:
+    with closing(RunFolder(run)) as store:
+        store.add_trajectory(replace(played("eval3-train-0-0", "unlisted", 1.0), instruction="Ring the bell"))
+    with judged_by(greek) as server:
+        assert judge(run, server, "--votes=1", "--episodes=1") == 0
+    (request,) = server.requests
+    assert 'The task: "Ring the bell"' in text_of(request)
 
 
 def test_another_model_and_another_episode_of_the_same_name_are_judged_again(run: Path) -> None:

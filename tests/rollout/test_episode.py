@@ -12,7 +12,7 @@ from arpo.rollout.agent import Agent, draw_seed
 from arpo.rollout.episode import run_episode
 from arpo.testing import FakeEnv, ScriptedEngine, screenshot, task
 from arpo.types import Observation, StepResult, StopReason
-from players import CLICK, DONE, RENDERER, TEMPLATE, TOKENIZER, WAIT, scripted
+from players import CLICK, DONE, RENDERER, TEMPLATE, TOKENIZER, WAIT, Asking, scripted
 
 
 def settings(**changes):
@@ -46,13 +46,6 @@ def test_an_episode_from_start_to_verdict():
     assert (trajectory.episode_id, trajectory.task_id) == ("0-0-0", "t")
 
 
-class Asking(FakeEnv):
-    """Gives its instruction itself."""
-
-    async def start(self, task):
-        return Observation(screenshot=(await super().start(task)).screenshot, instruction="ring the bell")
-
-
 def test_the_instruction_of_the_environment_replaces_that_of_the_task():
     def text(env):
         return TOKENIZER.decode(play([DONE], env).turns[0].context)
@@ -60,6 +53,7 @@ def test_the_instruction_of_the_environment_replaces_that_of_the_task():
     assert "ring the bell" in text(Asking())
     assert "ring the bell" not in text(FakeEnv())
     assert text(Asking()).replace("ring the bell", task("t").instruction) == text(FakeEnv())
+    assert [play([DONE], env).instruction for env in (Asking(), FakeEnv())] == ["ring the bell", ""]
 
 
 def test_each_turn_is_shown_before_its_actions_are_done():

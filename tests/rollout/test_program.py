@@ -22,7 +22,7 @@ from arpo.rollout.episode import run_episode
 from arpo.rollout.scheduler import Scheduler
 from arpo.testing import FailingEnv, FakeEnv, Times, screenshot, task
 from arpo.types import Failure, StopReason
-from players import CLICK, DONE, RENDERER, TEMPLATE, WAIT, scripted
+from players import CLICK, DONE, RENDERER, TEMPLATE, WAIT, Asking, scripted
 from processes import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -97,8 +97,9 @@ SCRIPTS = {
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_built_in_loop_as_a_program_gives_the_same_episode(tmp_path, name):
     script, changes = SCRIPTS[name]
-    expected = play(tmp_path, None, script, **changes)
-    assert play(tmp_path, EXAMPLE, script, **changes) == expected
+    expected = play(tmp_path, None, script, Asking(), **changes)
+    assert play(tmp_path, EXAMPLE, script, Asking(), **changes) == expected
+    assert expected.instruction == "ring the bell"
     assert len(expected.turns) > 1 or name == "cut"
 
 

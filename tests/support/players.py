@@ -3,7 +3,8 @@
 from arpo.prompts.rendering import Renderer
 from arpo.prompts.templates import PromptTemplate
 from arpo.prompts.vision import ImageSettings
-from arpo.testing import ScriptedEngine
+from arpo.testing import FakeEnv, ScriptedEngine
+from arpo.types import Observation
 from tools.pretrain.tokenizer import ACTION_PHRASES, build_tokenizer
 
 TOKENIZER = build_tokenizer(ACTION_PHRASES, [], 300)
@@ -27,3 +28,10 @@ DONE = "Action: finished()"
 
 def scripted(script):
     return ScriptedEngine(script, RENDERER.encode, RENDERER.end_of_turn_id)
+
+
+class Asking(FakeEnv):
+    """Gives its instruction itself."""
+
+    async def start(self, task):
+        return Observation(screenshot=(await super().start(task)).screenshot, instruction="ring the bell")

@@ -171,7 +171,8 @@ def _questions(
         obstacle = "" if reader.has_screenshots(episode) else NO_SCREENSHOTS
         if config.reward.judge and is_training_episode(episode.episode_id):
             obstacle = JUDGED
-        found[obstacle if task and task.instruction else OTHER_TASKS].append(episode)
+        instruction = episode.instruction or (task.instruction if task else "")
+        found[obstacle if instruction else OTHER_TASKS].append(episode)
     usable = found.pop("")
     left_out = [f"{count_noun(len(some), 'episode')}: {why}" for why, some in found.items() if some]
     if not usable:
@@ -180,9 +181,8 @@ def _questions(
     for text in left_out:
         display.note(f"{reader.folder}: left out {text}")
     for episode in evenly(usable, judging.episodes or len(usable)):
-        task = tasks[episode.task_id]
         question = Question(
-            instruction=task.instruction,
+            instruction=episode.instruction or tasks[episode.task_id].instruction,
             episode=reader.load_outline(episode.episode_id),
             screenshots=judging.screenshots,
         )

@@ -135,6 +135,7 @@ async def _play(playing: Playing) -> Trajectory:
         score=score,
         malformed=stop in (StopReason.PARSE_ERROR, StopReason.LENGTH),
         stop=stop,
+        instruction="" if instruction == task.instruction else instruction,
     )
 
 

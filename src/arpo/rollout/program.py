@@ -333,6 +333,7 @@ class _Episode:
             score=score,
             malformed=stop in (StopReason.PARSE_ERROR, StopReason.LENGTH),
             stop=stop,
+            instruction="" if self._instruction == self._task.instruction else self._instruction,
         )
 
 

@@ -97,6 +97,7 @@ class _EpisodeOutline:
     stop: StopReason
     final: str
     turns: tuple[_TurnOutline, ...]
+    instruction: str = ""
 
     def __post_init__(self) -> None:
         if not self.turns:
@@ -124,6 +125,7 @@ class StoredEpisode:
     error: str  # of the last answer; "" if it parsed
     has_tokens: bool
     screenshots: tuple[str, ...]  # sha256, in order of first use
+    instruction: str = ""  # of the environment, in place of the task's
 
 
 def stored_episode(value: Any) -> StoredEpisode:
@@ -142,6 +144,7 @@ def stored_episode(value: Any) -> StoredEpisode:
         error=outline.turns[-1].error,
         has_tokens=all(one.token_ids.pairs for one in answers),
         screenshots=outline.screenshots,
+        instruction=outline.instruction,
     )
 
 
@@ -153,6 +156,7 @@ def trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
         "score": trajectory.score,
         "malformed": trajectory.malformed,
         "stop": trajectory.stop.value,
+        **({"instruction": trajectory.instruction} if trajectory.instruction else {}),
         "final": trajectory.final.sha256,
         "turns": [_turn_to_json(turn) for turn in trajectory.turns],
     }

@@ -70,7 +70,7 @@ class JudgedScores:
 
     async def _outcome(self, episode: Trajectory) -> Trajectory | Failure:
         question = Question(
-            instruction=self._tasks[episode.task_id].instruction,
+            instruction=episode.instruction or self._tasks[episode.task_id].instruction,
             episode=episode,
             screenshots=JUDGE_SCREENSHOTS,
         )

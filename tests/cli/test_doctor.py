@@ -21,6 +21,7 @@ from arpo.errors import UserError
 from arpo.models import memory_plan
 from arpo.models.known_models import known_model
 from arpo.models.loading import resolve_model
+from tiny_vlm import QWEN3_5, save_folder, tiny_of
 
 
 @pytest.mark.parametrize(
@@ -65,6 +66,10 @@ def without_a_shard(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
+def that_only_learns(folder: Path) -> None:
+    save_folder(tiny_of(QWEN3_5), folder)
+
+
 def of_another_kind(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "llava"}))
@@ -84,6 +89,7 @@ DAMAGES = [
     (without_a_shard, "1 of 2 listed files are missing, first model-00002-of-00002.safetensors"),
     (of_another_kind, "model_type is 'llava', another kind of model; supported are qwen2_vl, qwen2_5_vl,"),
     (without_a_tokenizer, "tokenizer.json: not found. A model folder needs its tokenizer"),
+    (that_only_learns, "model_type is 'qwen3_5', and ARPO cannot sample from such a model yet"),
     (cut_short, "model.safetensors: incomplete or damaged safetensors file"),
 ]
 

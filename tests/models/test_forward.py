@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -28,6 +30,7 @@ from tiny_vlm import (
     stock_inputs,
     tiny_model,
     tiny_of,
+    tiny_qwen3_5,
     tiny_renderer,
 )
 from tools.pretrain.tiny import new_tiny_model, tiny_config
@@ -143,8 +146,9 @@ def test_compiled_parts_equal_plain_transformers(family: str, monkeypatch: pytes
         pytest.param("cuda", KeptActivations(product_layers=1, vision_blocks=1), marks=NEEDS_A_GPU),
     ],
 )
+@pytest.mark.parametrize("family", [QWEN2_5, QWEN3_5])
 def test_long_sequences_equal_plain_transformers_in_float32(
-    device: str, kept: KeptActivations | None, monkeypatch: pytest.MonkeyPatch
+    family: str, device: str, kept: KeptActivations | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wide and long enough for all GPU paths: compiled operations, fast attention, kept activations.
 
@@ -159,17 +163,25 @@ def test_long_sequences_equal_plain_transformers_in_float32(
     shape = tiny_config(
         TOKENIZER.get_vocab_size(), special_ids(TOKENIZER), hidden=512, layers=2, vision_layers=2
     )
-    stock = new_tiny_model(shape, seed=0).to(device, dtype).float().eval()
-    big = [screenshot(seed, 560, 560) for seed in (1, 2, 3)]
-    samples = (sample_of(big, [40, 30, 50]), sample_of([big[2], big[0], screenshot(4, 560, 448)], [9, 8, 7]))
+    make: Any = partial(new_tiny_model, shape, seed=0)
+    if family == QWEN3_5:
+        make = partial(tiny_qwen3_5, stock=True, hidden=512)
+    renderer = RENDERERS[family]
+    stock = make().to(device, dtype).float().eval()
+    side = 640 if family == QWEN3_5 else 560
+    big = [screenshot(seed, side, side) for seed in (1, 2, 3)]
+    samples = (
+        sample_of(big, [40, 30, 50], family=family),
+        sample_of([big[2], big[0], screenshot(4, side, side - 112)], [9, 8, 7], family=family),
+    )
     assert all(
         len(sample.token_ids) > max(forward.MIN_PACKED_TOKENS, attention.LONG_KEYS) for sample in samples
     )
     weights = torch.linspace(-1, 1, sum(sum(sample.mask) for sample in samples), device=device)
-    expected_N = torch.cat([stock_logprobs(stock, RENDERER, sample, 1.0) for sample in samples])
+    expected_N = torch.cat([stock_logprobs(stock, renderer, sample, 1.0) for sample in samples])
     (expected_N * weights).sum().backward()
-    ours = prepare(new_tiny_model(shape, seed=0).to(device, dtype))  # compiles rotary for the process
-    logp_N, _ = sampled_logprobs(ours, samples, RENDERER, 1.0, packed=True)
+    ours = prepare(make().to(device, dtype))  # compiles rotary for the process
+    logp_N, _ = sampled_logprobs(ours, samples, renderer, 1.0, packed=True)
     torch.testing.assert_close(logp_N, expected_N, atol=atol, rtol=rtol)
     (logp_N * weights).sum().backward()
     for (name, mine), theirs in zip(ours.named_parameters(), stock.parameters(), strict=True):

@@ -114,13 +114,13 @@ def tiny_qwen3(
 
 
 def tiny_qwen3_5(
-    seed: int = 0, *, stock: bool = False, tokenizer: Tokenizer = TOKENIZER, tied: bool = False
+    seed: int = 0, *, stock: bool = False, tokenizer: Tokenizer = TOKENIZER, hidden: int = 64
 ) -> Qwen3_5ForConditionalGeneration:
     """Linear, full and linear attention; half of a head is rotated; two value heads for each key head."""
     ids = special_ids(tokenizer)
     config = Qwen3_5Config(
         text_config={
-            "vocab_size": tokenizer.get_vocab_size(), "hidden_size": 64, "intermediate_size": 96,
+            "vocab_size": tokenizer.get_vocab_size(), "hidden_size": hidden, "intermediate_size": 96,
             "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24,
             "layer_types": ["linear_attention", "full_attention", "linear_attention"],
             "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 32,
@@ -132,12 +132,12 @@ def tiny_qwen3_5(
             "bos_token_id": None, "eos_token_id": ids["<|im_end|>"], "pad_token_id": ids["<|endoftext|>"],
         },
         vision_config={
-            "depth": 2, "hidden_size": 32, "intermediate_size": 40, "num_heads": 2, "out_hidden_size": 64,
+            "depth": 2, "hidden_size": 32, "intermediate_size": 40, "num_heads": 2, "out_hidden_size": hidden,
             "num_position_embeddings": 36,
         },
         image_token_id=ids["<|image_pad|>"], video_token_id=ids["<|video_pad|>"],
         vision_start_token_id=ids["<|vision_start|>"], vision_end_token_id=ids["<|vision_end|>"],
-        tie_word_embeddings=tied,
+        tie_word_embeddings=False,
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         model = Qwen3_5ForConditionalGeneration(config).float()

@@ -167,6 +167,7 @@ class Prompt:
     token_ids: tuple[int, ...]
     images: tuple[Screenshot, ...]  # in the order of their tokens in token_ids
     messages: tuple[Message, ...]
+    instruction: str = ""  # of the task, without the prompt around it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,8 @@ Plays the same number of episodes as `arpo train` with the same recipe, without 
 train.epochs x training tasks (or train.tasks) x rollout.group_size. Output in run.dir.
 If it is interrupted, run the same command again: it plays the missing episodes. A larger train.epochs or
 train.tasks adds episodes.
-With --engine.name openai, a stronger model plays as a teacher, for train.method sft or replay.seeds.""",
+A teacher may play instead of the model, for train.method sft or replay.seeds: a stronger model
+(--engine.name openai), you (--engine.name person) or a script (--agent).""",
     example="""\
 arpo collect paper --run.dir runs/collected
 arpo train paper/rft --offline.source runs/collected --run.dir runs/rft""",

@@ -266,11 +266,11 @@ class GymnasiumConfig:
 class EngineConfig:
     """Inference engine. All keys after cache_gigabytes are for vllm."""
 
-    name: Literal["auto", "in_process", "vllm", "openai"] = setting(
+    name: Literal["auto", "in_process", "vllm", "openai", "person"] = setting(
         "auto",
         "Engine: in_process (the model of model.path), vllm (vLLM servers), openai (the servers of "
-        "server.endpoints; for evaluation, and as a teacher in `arpo collect`), auto (openai for `arpo eval "
-        "osworld`, otherwise in_process)",
+        "server.endpoints; for evaluation, and as a teacher in `arpo collect`), person (you, on a page; in "
+        "`arpo collect`), auto (openai for `arpo eval osworld`, otherwise in_process)",
         on_resume=FREE,
     )
     cache_gigabytes: float = setting(

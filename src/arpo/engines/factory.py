@@ -3,21 +3,27 @@
 - `in_process`: the model of `model.path`, loaded into this process. It returns tokens, as training needs.
 - `vllm`: vLLM servers of the model of `model.path`. They return tokens and load new weights.
 - `openai`: OpenAI-compatible servers (`server.endpoints`). They return text, for evaluation and as teachers.
+- `person`: a person on a page, as a teacher.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from arpo.config import Config, EngineConfig
+from arpo.dialects.base import Dialect
 from arpo.engines.base import CHECK_ANSWERS, Engine, ServedEngine
 from arpo.errors import BadSetting, UserError
 from arpo.prompts.rendering import ChatRenderer, PromptRenderer, Renderer
 
 if TYPE_CHECKING:  # it loads torch
     from arpo.engines.cached_episodes import Passes
+
+TEXT_ONLY = {"openai": "a chat server", "person": "a person"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,14 +40,22 @@ class OpenedEngine:
     served: ServedEngine | None = None
 
 
-def open_engine(config: Config, *, learning: bool = False, teaching: bool = False) -> OpenedEngine:
+def open_engine(config: Config, *, learning: bool = False, teaching: Dialect | None = None) -> OpenedEngine:
     """Open the engine of `engine.name`. Loads a model in process; does not connect to a server yet.
 
     `learning`: a learner trains the model in this process, and loads its weights before the first request.
-    `teaching`: the model of model.path will learn from the answers, so those of a chat server get its tokens.
+    `teaching`: the dialect of the model of model.path, if it will learn from the answers: those of a chat
+    server and of a person get its tokens.
     """
     if config.engine.name == "openai":
-        return _open_teacher(config) if teaching else _open_openai(config)
+        opened = _open_openai(config)
+        return opened if teaching is None else _taught(config, lambda _: opened.engine)
+    if config.engine.name == "person":
+        from arpo.engines.person import PersonEngine
+
+        if teaching is None:
+            raise UserError('engine.name = "person": a person plays in `arpo collect` only')
+        return _taught(config, partial(PersonEngine, dialect=teaching))
     if config.engine.name == "vllm":
         return _open_vllm(config, learning)
     return _open_in_process(config)
@@ -49,11 +63,11 @@ def open_engine(config: Config, *, learning: bool = False, teaching: bool = Fals
 
 def require_tokens(engine: EngineConfig) -> None:
     """Refuse an engine that returns text without tokens. Such episodes cannot be trained on."""
-    if engine.name == "openai":
+    if engine.name in TEXT_ONLY:
         raise UserError(
-            'engine.name = "openai": a chat server returns text without tokens, and training needs the '
-            'sampled tokens. Set engine.name = "in_process" or "vllm". To learn from such a server, record '
-            'its episodes with `arpo collect`, then set train.method = "sft"'
+            f'engine.name = "{engine.name}": {TEXT_ONLY[engine.name]} returns text without tokens, and '
+            'training needs the sampled tokens. Set engine.name = "in_process" or "vllm". To learn from it, '
+            'record its episodes with `arpo collect`, then set train.method = "sft"'
         )
 
 
@@ -72,13 +86,14 @@ def _open_openai(config: Config) -> OpenedEngine:
     )
 
 
-def _open_teacher(config: Config) -> OpenedEngine:
+def _taught(config: Config, teacher: Callable[[Renderer], Engine]) -> OpenedEngine:
+    """An engine that returns text, as a teacher of the model of model.path."""
     from arpo.engines.teacher import TeacherEngine
     from arpo.models.loading import load_renderer
 
-    renderer, opened = load_renderer(config.model), _open_openai(config)
-    engine = TeacherEngine(teacher=opened.engine, student=renderer)
-    return replace(opened, engine=engine, renderer=renderer)
+    renderer = load_renderer(config.model)
+    engine = TeacherEngine(teacher=teacher(renderer), student=renderer)
+    return OpenedEngine(engine=engine, renderer=renderer, model=None)
 
 
 def _open_vllm(config: Config, learning: bool) -> OpenedEngine:

@@ -118,14 +118,14 @@ def pin_model(config: Config, run: Path | None = None, *, teaching: bool = False
 
     A run records this path, so all its parts use the same weights, even if the repository changes. If the
     folder `run` has a recipe with a commit of the same repository, and model.path names no revision, that
-    commit is used. `teaching`: the model learns from a chat server, if that plays: only its tokenizer is
-    needed. Otherwise a chat server does without the model.
+    commit is used. `teaching`: the model learns from a chat server or a person, if they play: only its
+    tokenizer is needed. Otherwise a chat server does without the model.
     """
     path = None if run is None else run / RECIPE
     recorded = load_recorded(path)[0] if path is not None and path.is_file() else config
     config = with_recorded_model(config, recorded)
     model = parse_hub_model(config.model.path)
-    served = config.engine.name == "openai"
+    served = config.engine.name in ("openai", "person")
     if model is None or (served and not teaching):
         return config
     from arpo.models.loading import read_config  # here: it loads torch

@@ -180,6 +180,7 @@ async def _ask(
             token_ids=asked.token_ids,
             images=asked.images,
             messages=conversation.messages(),
+            instruction=conversation.instruction,
         )
         try:
             completion = await sample_answer(agent, prompt, sampling, settings)

@@ -145,7 +145,7 @@ def open_player(config: Config, *, learning: bool = False, teaching: bool = Fals
         servers = open_servers(config, learning=learning) if cluster is None else cluster.servers
         if isinstance(servers, OwnServers) and servers.share_gpu:
             return_memory_in_parts()
-        opened = open_engine(config, learning=learning, teaching=teaching)
+        opened = open_engine(config, learning=learning, teaching=dialect if teaching else None)
     agent = Agent(
         engine=opened.engine,
         renderer=opened.renderer,

@@ -156,6 +156,7 @@ class _Episode:
                 token_ids=call.prompt.token_ids,
                 images=call.prompt.images,
                 messages=call.messages,
+                instruction=self._instruction,
             )
             try:
                 if left < 1:

@@ -1,6 +1,7 @@
 """Plays the training tasks with a fixed model and stores the episodes for offline training (`arpo collect`).
 
-A chat server (engine.name = "openai") is a teacher: its answers are stored as tokens of model.path.
+Teachers may play: a chat server (engine.name = "openai") or a person. Their answers are stored as tokens of
+model.path.
 
 It plays as many episodes as an online run of the same recipe. Each episode is stored when it ends, so an
 interrupted collection resumes with the missing ones. A failed episode is logged and not played again.

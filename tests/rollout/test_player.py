@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,6 +88,15 @@ def test_a_family_that_only_learns_is_refused_before_anything_starts(tmp_path: P
     folder = save_folder(tiny_of(QWEN3_5), tmp_path / "model")
     with pytest.raises(UserError, match="model_type is 'qwen3_5', and ARPO cannot sample from"):
         open_player(small_config(tmp_path, [A], f"--model.path={folder}", f"--engine.name={engine}"))
+
+
+@pytest.mark.parametrize("engine", ["openai", "person"])
+def test_a_family_that_only_learns_has_teachers(tmp_path: Path, engine: str) -> None:
+    folder = save_folder(tiny_of(QWEN3_5), tmp_path / "model")
+    settings = (f"--model.path={folder}", f"--engine.name={engine}", "--model.prompt=desk")
+    with closing(open_player(small_config(tmp_path, [A], *settings), teaching=True)) as player:
+        assert player.scheduler.agent.dialect.name == "qwen3_5"
+        assert player.scheduler.agent.student is player.renderer
 
 
 def test_a_player_starts_its_own_servers_and_ends_them(tmp_path: Path) -> None:

@@ -6,6 +6,9 @@ import asyncio
 import gc
 import weakref
 
+import pytest
+
+from arpo.training import garbage
 from arpo.training.garbage import short_collections
 
 
@@ -34,10 +37,19 @@ def test_objects_of_before_are_collected_after_the_block() -> None:
     assert gc.get_threshold() == default
 
 
-def test_young_objects_are_collected_by_time() -> None:
+@pytest.mark.parametrize("old", [False, True])
+def test_objects_are_collected_by_time(old: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if old:
+        monkeypatch.setattr(garbage, "_SECONDS", 0.001)
+
     async def run() -> None:
         async with short_collections():
-            new = weakref.ref(Node())
+            node = Node()
+            if old:  # it has survived the collections of younger objects
+                gc.collect(0), gc.collect(1)
+                assert any(node is one for one in gc.get_objects(generation=2))
+            new = weakref.ref(node)
+            del node
             assert new() is not None
             while new() is not None:  # noqa: ASYNC110  (a collection makes no event)
                 await asyncio.sleep(0.01)

@@ -3,7 +3,8 @@
 The event loop waits for a collection. A full one looks at all objects of the process: those of torch and
 transformers alone take 0.2 s. A collection of young objects looks at every token of every new prompt and
 sample. Python collects after a number of new objects, however large they are, and one collection took up to
-0.6 s with 1,024 environments. So they are collected by time: few are new after 50 ms.
+0.6 s with 1,024 environments. So they are collected by time: few are new after 50 ms. A full collection skips
+the objects of before the run, and frees closed environments: windows refer to their buttons, and these to them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from itertools import count
 
 _SECONDS = 0.05  # between two collections of young objects
 _YOUNG = 10  # such collections per collection of older objects
+_FULL = 600  # such collections per full one
 _NEW_OBJECTS = 10_000  # Python also collects after this many: the learner may block the event loop
 _BEFORE_FULL = 1_000  # collections of middle-aged objects between two full ones, at least
 
@@ -47,4 +49,4 @@ def rare_collections() -> Iterator[None]:
 async def _collect() -> None:
     for number in count(1):
         await asyncio.sleep(_SECONDS)
-        gc.collect(0 if number % _YOUNG else 1)
+        gc.collect(0 if number % _YOUNG else 1 if number % _FULL else 2)

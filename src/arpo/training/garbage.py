@@ -4,7 +4,7 @@ The event loop waits for a collection. A full one looks at all objects of the pr
 transformers alone take 0.2 s. A collection of young objects looks at every token of every new prompt and
 sample. Python collects after a number of new objects, however large they are, and one collection took up to
 0.6 s with 1,024 environments. So they are collected by time: few are new after 50 ms. A full collection skips
-the objects of before the run, and frees closed environments: windows refer to their buttons, and these to them.
+the objects of before the run. It frees closed environments: their windows and buttons refer to each other.
 """
 
 from __future__ import annotations

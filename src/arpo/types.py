@@ -57,6 +57,11 @@ class Task:
     solution: tuple[str, ...] = ()
 
     @property
+    def has_evaluator(self) -> bool:
+        """False for {"func": "none"}: only a judge can score the task (reward.judge)."""
+        return bool(self.evaluator.get("func") != "none")
+
+    @property
     def content(self) -> str:
         """The instruction and the set-up as text: equal for two tasks that differ in their ids only."""
         return json.dumps([self.instruction, self.config], sort_keys=True)
@@ -268,6 +273,7 @@ class Trajectory:
     malformed: bool
     stop: StopReason
     instruction: str = ""  # of the environment, in place of the task's
+    evaluated: float | None = None  # with reward.judge: the evaluator's own score, if the task has one
 
     @property
     def policy_version(self) -> int:

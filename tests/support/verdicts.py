@@ -7,6 +7,7 @@ import io
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -44,6 +45,15 @@ class Scripted(DeskEnv):
     @classmethod
     def play(cls, script: Mapping[str, Sequence[float]]) -> None:
         cls.script = {task: list(scores) for task, scores in script.items()}
+
+
+class Unevaluated(Scripted):
+    """Also plays tasks without an evaluator, which Desk itself refuses."""
+
+    async def start(self, task: Task) -> Observation:
+        if not task.has_evaluator:
+            task = replace(task, evaluator=shipped_list("pool")[task.id]["evaluator"])
+        return await super().start(task)
 
 
 class Fragile(Scripted):
@@ -186,6 +196,14 @@ def small_config(folder: Path, train: Sequence[str], *overrides: str, env: str =
         "store.tensorboard": "false",
     }
     return load_config("desk", [*(f"--{key}={value}" for key, value in settings.items()), *overrides])
+
+
+def without_evaluator(folder: Path, *tasks: str) -> None:
+    """Change the tasks of `small_config`; play them in `Unevaluated`."""
+    path = folder / "train-tasks.json"
+    entries = json.loads(path.read_text("utf-8"))
+    changed = [one | {"evaluator": {"func": "none"}} if one["id"] in tasks else one for one in entries]
+    path.write_text(json.dumps(changed), "utf-8")
 
 
 DESK_NAMES = KnownNames(

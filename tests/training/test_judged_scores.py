@@ -17,7 +17,7 @@ from arpo.storage.run_folder import RunFolderReader
 from arpo.training.trainer import run_training
 from judges import judged_by
 from openai_server import MODEL, Served, refuses
-from verdicts import A, Scripted, small_config
+from verdicts import A, Scripted, small_config, without_evaluator
 
 VOTES = 3
 
@@ -33,6 +33,12 @@ def lines(config: Config, name: str) -> list[dict[str, Any]]:
 
 def scores(config: Config) -> dict[str, float]:
     return {one.episode_id: one.score for one in RunFolderReader(Path(config.run.dir)).episodes()}
+
+
+def evaluated(config: Config, group: dict[str, Any]) -> list[float | None]:
+    """The evaluator's own scores of the episodes of a group."""
+    stored = {one.episode_id: one.evaluated for one in RunFolderReader(Path(config.run.dir)).episodes()}
+    return [stored[name] for name in group["episodes"]]
 
 
 def first_episode(text: str, number: int) -> str:
@@ -52,15 +58,32 @@ def test_scores_of_training_episodes_contain_the_verdict(
     assert group["rewards"] == expected
     stored = scores(config)
     assert [stored[name] for name in group["episodes"]] == expected
+    assert evaluated(config, group) == [0, 1]
     assert len(server.requests) == 2 * VOTES  # none about evaluations
     assert all(line["sets"]["train"][A] == [0] for line in lines(config, "evaluations.jsonl"))
 
 
-def test_stored_votes_are_used_again_and_such_scores_say_nothing_about_a_judge(
+def test_the_score_of_a_task_without_an_evaluator_is_the_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Scripted.play({A: [0.5] * 4})  # of no meaning
+    with judged_by(first_episode) as server:
+        config = config_of(tmp_path, server, 0.25, "--env.name=verdicts:Unevaluated")
+        without_evaluator(tmp_path, A)
+        assert run_training(config) == 0
+        (group,) = lines(config, "groups.jsonl")
+        assert group["rewards"] == [1, 0]
+        assert evaluated(config, group) == [None, None]
+        words = ["judge", config.run.dir, f"--server.endpoints={server.url}", f"--server.model={MODEL}"]
+        main(words)
+    assert "left out 4 episodes: their tasks have no evaluator" in capsys.readouterr().out
+
+
+def test_stored_votes_are_used_again_and_compared_with_the_evaluators_own_scores(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A run that is interrupted before a checkpoint plays the same episodes again."""
-    Scripted.play({})
+    Scripted.play({})  # the evaluator: all episodes fail
     with judged_by(first_episode) as server:
         config = config_of(tmp_path, server, 1.0)
         assert run_training(config) == 0
@@ -70,9 +93,12 @@ def test_stored_votes_are_used_again_and_such_scores_say_nothing_about_a_judge(
         assert run_training(again) == 0
         assert len(server.requests) == 2 * VOTES
         assert scores(again) == scores(config)
+        capsys.readouterr()
         words = ["judge", config.run.dir, f"--server.endpoints={server.url}", f"--server.model={MODEL}"]
-        assert main(words) == 0
-    assert "left out 2 episodes: their scores contain verdicts of a judge" in capsys.readouterr().out
+        assert main([*words, "--json"]) == 0
+    verdicts = json.loads(capsys.readouterr().out)["verdicts"]
+    assert verdicts["success"] == {"success": 0, "failure": 1}  # the verdict of training, against its score
+    assert verdicts["failure"] == {"success": 0, "failure": 5}
 
 
 @pytest.mark.parametrize("staleness", [0, 1])

@@ -511,7 +511,7 @@ class RewardConfig:
     judge: float = setting(
         0.0,
         "Weight w of a judge, the model of server.model on server.endpoints: score = (1 - w) * evaluator + w "
-        "* verdict; 1: the evaluator does not count; 0: no judge",
+        "* verdict, or the verdict alone for a task without an evaluator; 0: no judge",
         low=0,
         high=1,
     )

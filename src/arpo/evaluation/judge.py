@@ -38,6 +38,7 @@ MAX_TOKENS = 2048  # of an answer, with a thought
 SECONDS, ATTEMPTS = 120.0, 3  # of a request
 MAX_FAILED = 3  # requests before the first answer
 NO_ANSWER = "no answer"
+NO_EVALUATOR = "their tasks have no evaluator"
 JUDGED = "their scores contain verdicts of a judge (reward.judge)"
 OTHER_TASKS = "their tasks are not in the recipe, or have no instruction"
 
@@ -165,11 +166,15 @@ def _questions(
 ) -> Iterator[Asked]:
     """The questions about the chosen episodes, without pixels. Reports the episodes that are left out."""
     tasks = TaskIndex(*load_sets(config).values())
-    found: dict[str, list[StoredEpisode]] = {"": [], OTHER_TASKS: [], NO_SCREENSHOTS: [], JUDGED: []}
+    found: dict[str, list[StoredEpisode]] = {
+        name: [] for name in ("", OTHER_TASKS, NO_SCREENSHOTS, NO_EVALUATOR, JUDGED)
+    }
     for episode in reader.episodes():
         task = tasks.get(episode.task_id)
         obstacle = "" if reader.has_screenshots(episode) else NO_SCREENSHOTS
-        if config.reward.judge and is_training_episode(episode.episode_id):
+        if task and not task.has_evaluator:
+            obstacle = NO_EVALUATOR
+        elif config.reward.judge and is_training_episode(episode.episode_id) and episode.evaluated is None:
             obstacle = JUDGED
         instruction = episode.instruction or (task.instruction if task else "")
         found[obstacle if instruction else OTHER_TASKS].append(episode)
@@ -186,7 +191,8 @@ def _questions(
             episode=reader.load_outline(episode.episode_id),
             screenshots=judging.screenshots,
         )
-        evaluated = episode.score >= config.replay.threshold
+        score = episode.score if episode.evaluated is None else episode.evaluated
+        evaluated = score >= config.replay.threshold
         for planted in (False, True)[: 1 + judging.planted]:
             yield Asked(evaluated=evaluated, question=replace(question, planted=planted), model=model)
 

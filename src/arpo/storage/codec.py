@@ -98,12 +98,15 @@ class _EpisodeOutline:
     final: str
     turns: tuple[_TurnOutline, ...]
     instruction: str = ""
+    evaluated: float | None = None
 
     def __post_init__(self) -> None:
         if not self.turns:
             raise ValueError("the episode has no turns")
         if not 0 <= self.score <= 1:
             raise ValueError(f"score is {self.score}, not in [0, 1]")
+        if self.evaluated is not None and not 0 <= self.evaluated <= 1:
+            raise ValueError(f"evaluated is {self.evaluated}, not in [0, 1]")
 
     @property
     def screenshots(self) -> tuple[str, ...]:
@@ -126,6 +129,7 @@ class StoredEpisode:
     has_tokens: bool
     screenshots: tuple[str, ...]  # sha256, in order of first use
     instruction: str = ""  # of the environment, in place of the task's
+    evaluated: float | None = None  # with reward.judge: the evaluator's own score, if the task has one
 
 
 def stored_episode(value: Any) -> StoredEpisode:
@@ -145,6 +149,7 @@ def stored_episode(value: Any) -> StoredEpisode:
         has_tokens=all(one.token_ids.pairs for one in answers),
         screenshots=outline.screenshots,
         instruction=outline.instruction,
+        evaluated=outline.evaluated,
     )
 
 
@@ -157,6 +162,7 @@ def trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
         "malformed": trajectory.malformed,
         "stop": trajectory.stop.value,
         **({"instruction": trajectory.instruction} if trajectory.instruction else {}),
+        **({} if trajectory.evaluated is None else {"evaluated": trajectory.evaluated}),
         "final": trajectory.final.sha256,
         "turns": [_turn_to_json(turn) for turn in trajectory.turns],
     }

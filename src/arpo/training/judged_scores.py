@@ -52,6 +52,8 @@ class JudgedScores:
     async def judge(self, groups: Sequence[Group]) -> list[Group]:
         """The groups with the scores (1 - w) evaluator + w verdict. Without a verdict: a Failure.
 
+        The score of a task without an evaluator is the verdict.
+
         Raises Outage if the judge answers no question about them.
         """
         if not self._weight:
@@ -69,16 +71,20 @@ class JudgedScores:
         return [_judged(group, [outcomes[one.episode_id] for one in group.trajectories]) for group in groups]
 
     async def _outcome(self, episode: Trajectory) -> Trajectory | Failure:
+        task = self._tasks[episode.task_id]
         question = Question(
-            instruction=episode.instruction or self._tasks[episode.task_id].instruction,
+            instruction=episode.instruction or task.instruction,
             episode=episode,
             screenshots=JUDGE_SCREENSHOTS,
         )
         async with self._requests:
             votes = await self._judge.ask(question, JUDGE_VOTES)
         verdict = decide([vote.success for vote in votes])
+        if verdict is not None and task.has_evaluator:
+            score = (1 - self._weight) * episode.score + self._weight * verdict
+            return replace(episode, score=score, evaluated=episode.score)
         if verdict is not None:
-            return replace(episode, score=(1 - self._weight) * episode.score + self._weight * verdict)
+            return replace(episode, score=float(verdict))
         reasons = [vote.reason for vote in votes if vote.success is None] or ["its votes have no majority"]
         return Failure(
             episode_id=episode.episode_id,

@@ -138,6 +138,30 @@ def test_a_judge_that_stops_answering_ends_the_run_before_the_batch_is_trained_o
     assert [group["rewards"] for group in lines(config, "groups.jsonl")] == [[1, 1], [1, 1]]
 
 
+def test_a_judge_that_begins_to_say_yes_is_reported_and_fills_no_replay_buffer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Five batches of right verdicts on four failures, then four of wrong ones: 16 of 20 against 0 of 16."""
+
+    def judge(text: str, number: int) -> str:
+        return "SUCCESS" if number >= 5 * 4 * VOTES else "FAILURE"
+
+    Scripted.play({})
+    batches = ("--rollout.group_size=4", "--train.tasks_per_batch=1", "--train.tasks_per_update=1")
+    with judged_by(judge) as server:
+        config = config_of(tmp_path, server, 1.0, *batches, "--train.epochs=8")
+        assert run_training(config) == 0
+        assert "drift apart" not in capsys.readouterr().out
+        config = config_of(tmp_path, server, 1.0, *batches, "--train.epochs=9")
+        assert run_training(config) == 0
+    output = " ".join(capsys.readouterr().out.split())
+    assert "batch 9: judge and evaluators drift apart: in the last 5 batches, 80% of the failures" in output
+    metrics = lines(config, "metrics.jsonl")[1:]  # without the first evaluation
+    assert [line["judge_false_positives"] for line in metrics] == [0] * 5 + [1] * 4
+    assert [line.get("judge_alarm") for line in metrics] == [None] * 8 + [1]
+    assert [line["replay_size"] for line in metrics] == [0] * 9
+
+
 def test_a_run_needs_its_judge(tmp_path: Path) -> None:
     config = config_of(tmp_path, Served(url="http://127.0.0.1:9/v1"), 1.0)
     with pytest.raises(UserError, match="no server answers"):

@@ -9,7 +9,7 @@ passes the random generator.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
@@ -42,12 +42,15 @@ class ReplayBuffer:
         self._load = load
         self._stored: dict[str, deque[_Success]] = {}
 
-    def rescue(self, groups: Sequence[Group], rng: Random, version: int) -> list[Group]:
+    def rescue(
+        self, groups: Sequence[Group], rng: Random, version: int, doubtful: Container[str] = ()
+    ) -> list[Group]:
         """Return the groups by index. In groups with few successes, a stored one replaces a failed episode.
 
         It is one per group. So the share of stored episodes in a group of n is at most 1/n.
         A group's own successes are stored after its rescue. The age of a stored success is `version`, the
-        current policy version, minus the version that sampled it.
+        current policy version, minus the version that sampled it. `doubtful`: ids of episodes that are not
+        stored.
         """
         in_order = sorted(groups, key=lambda group: group.index)
         if not self._config.enabled:
@@ -56,7 +59,8 @@ class ReplayBuffer:
         for group in in_order:
             rescued.append(self._rescue_one(group, rng, version))
             for trajectory in group.trajectories:
-                self._store(trajectory)
+                if trajectory.episode_id not in doubtful:
+                    self._store(trajectory)
         return rescued
 
     def _rescue_one(self, group: Group, rng: Random, version: int) -> Group:

@@ -153,6 +153,33 @@ METRICS: Mapping[str, Metric] = {
             "successes take the place of seeds."
         ),
     ),
+    "judge_false_positives": Metric(
+        title="Failures judged a success",
+        percent=True,
+        explanation=(
+            "reward.judge: share of this batch's failures by the evaluator that the judge calls a success. "
+            "Absent without such episodes. Rising is bad: the model learns to please the judge."
+        ),
+    ),
+    "judge_false_negatives": Metric(
+        title="Successes judged a failure",
+        percent=True,
+        explanation=(
+            "reward.judge: share of this batch's successes by the evaluator that the judge calls a failure."
+        ),
+    ),
+    "judge_success": Metric(
+        title="Success rate, corrected for errors of the judge",
+        percent=True,
+        explanation=(
+            "reward.judge: (share of episodes judged a success - a) / (1 - a - b), with the rates a of false "
+            "positives and b of false negatives of the run so far. Rising is good."
+        ),
+    ),
+    "judge_alarm": Metric(
+        title="Alarm of judge and evaluators",
+        explanation="1 in a batch after which the judge errs more often than before (see docs/design.md).",
+    ),
     "all_success": Metric(
         title="Groups in which all episodes succeed",
         explanation=(

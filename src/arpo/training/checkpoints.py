@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from arpo.algorithms.noisy_rewards import Audit
 from arpo.config import Config
 from arpo.config.changes import Change, add_changes, describe_refusals
 from arpo.config.recipe import load_recorded
@@ -60,6 +61,7 @@ class Progress:
     newest_answers: AnswerStats | None = None
     shown_findings: tuple[str, ...] = ()
     seconds: float = 0.0
+    audit: Audit = field(default_factory=Audit)  # of a judge (reward.judge)
 
 
 class Checkpoints:

@@ -16,6 +16,7 @@ from statistics import fmean
 from typing import Any
 
 from arpo.algorithms.credit import Credit
+from arpo.algorithms.noisy_rewards import confusion, doubtful, is_judged_success
 from arpo.algorithms.replay import ReplayBuffer, replay_rng
 from arpo.algorithms.samples import GroupStats, build_updates, count_groups, prompt_cost
 from arpo.algorithms.schedules import decay
@@ -112,13 +113,23 @@ class Trainer:
         """Put stored successes into the groups, compute and record their advantages. It may take seconds."""
         rng = replay_rng(self.config.run.seed, self.run.progress.batch)
         version = self.run.learner.weights().version
-        groups = self.replay.rescue(played, rng, version)
+        groups = self.replay.rescue(played, rng, version, self._audit(played))
         for group in groups:
             rewards, advantages = map(self.credit.reward, group.trajectories), self.credit.advantages(group)
             self.run.store.log_group(self.run.progress.batch + 1, version, group, list(rewards), advantages)
         for trajectory in (trajectory for group in played for trajectory in group.trajectories):
             self.credit.reward(trajectory)  # also of episodes that replay has replaced
         return groups
+
+    def _audit(self, played: Sequence[Group]) -> set[str]:
+        """Count the errors of a judge. Returns the episodes whose success is doubtful."""
+        weight, threshold = self.config.reward.judge, self.config.replay.threshold
+        if not weight:
+            return set()
+        progress = self.run.progress
+        episodes = (one for group in played for one in group.trajectories)
+        progress.audit = progress.audit.add(confusion(episodes, weight, threshold))
+        return doubtful(played, progress.audit.total.noise(), threshold)
 
     async def _samples(self, groups: Sequence[Group]) -> Batch:
         """The samples of the groups, with their advantages, split into updates.
@@ -184,6 +195,29 @@ class Trainer:
         )
         return {**metrics, "engine_alarm": 1.0}
 
+    def _check_judge(self, played: Sequence[Group]) -> dict[str, float]:
+        """The error rates of a judge. Reports a batch after which they are higher than before."""
+        if not self.config.reward.judge:
+            return {}
+        audit, number = self.run.progress.audit, self.run.progress.batch
+        newest, noise = audit.recent[-1], audit.total.noise()
+        verdicts = [
+            is_judged_success(one, self.config.reward.judge) for group in played for one in group.trajectories
+        ]
+        metrics = {
+            "judge_false_positives": newest.false_positives / (newest.failures or math.nan),
+            "judge_false_negatives": newest.false_negatives / (newest.successes or math.nan),
+            "judge_success": noise.success(_mean(verdicts)) if noise else math.nan,
+        }
+        if not (found := audit.drifts()):
+            return metrics
+        self.run.display.note(
+            f"batch {number}: judge and evaluators drift apart: in the last {len(audit.recent)} batches, "
+            f"{'; '.join(found)}. The model may have learned to please the judge: read such episodes (arpo "
+            "view), then train again from an earlier checkpoint with another judge or a lower reward.judge"
+        )
+        return {**metrics, "judge_alarm": 1.0}
+
     async def _end_batch(self, played: Sequence[Group], groups: Sequence[Group], learned: Metrics) -> None:
         progress, threshold = self.run.progress, self.config.replay.threshold
         stats = count_groups(groups, self.config.loss, success=threshold, credit=self.credit)
@@ -195,7 +229,7 @@ class Trainer:
             [(self._tasks[one.task_id], one.trajectories[0]) for one in played if one.trajectories],
         )
         await self.run.end_batch(
-            {**self._batch_metrics(played, groups, stats), **learned},
+            {**self._batch_metrics(played, groups, stats), **self._check_judge(played), **learned},
             groups,
             played=sum(len(group.trajectories) for group in played),
         )

@@ -291,7 +291,8 @@ class VllmEngine:
         began = loop.time()
         while not (working := [replica for replica in self._replicas if replica.target is not None]):
             waited = loop.time() - began
-            is_outage = all(replica.failed.is_set() for replica in self._replicas)  # not only an update
+            # Not only an update, or a start that nobody has checked yet.
+            is_outage = all(replica.failed.is_set() and replica.fault for replica in self._replicas)
             if (self._stopping and is_outage) or waited > self._config.env.outage_seconds:
                 raise Outage(
                     f"no vLLM server has worked for {waited:.0f} s (env.outage_seconds): "

@@ -66,10 +66,6 @@ def without_a_shard(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-def that_only_learns(folder: Path) -> None:
-    save_folder(tiny_of(QWEN3_5), folder)
-
-
 def of_another_kind(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"model_type": "llava"}))
@@ -89,7 +85,6 @@ DAMAGES = [
     (without_a_shard, "1 of 2 listed files are missing, first model-00002-of-00002.safetensors"),
     (of_another_kind, "model_type is 'llava', another kind of model; supported are qwen2_vl, qwen2_5_vl,"),
     (without_a_tokenizer, "tokenizer.json: not found. A model folder needs its tokenizer"),
-    (that_only_learns, "model_type is 'qwen3_5', and ARPO cannot sample from such a model yet"),
     (cut_short, "model.safetensors: incomplete or damaged safetensors file"),
 ]
 
@@ -123,6 +118,17 @@ def test_doctor_plans_with_the_configuration_alone_and_lists_what_is_missing(
         assert code == 1 and "total" in printed.out
         [line] = [line for line in printed.out.splitlines() if reason in line]
         assert line.split()[0] == "MISSING"
+
+
+@pytest.mark.parametrize(("engine", "refused"), [("auto", 0), ("vllm", 1)])
+def test_a_plan_names_an_engine_that_cannot_sample_from_the_family(
+    engine: str, refused: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = save_folder(tiny_of(QWEN3_5), tmp_path / "model")
+    words = ["--recipe", "desk", "--model.path", str(folder), "--engine.name", engine]
+    assert main(["doctor", *words]) == refused
+    lines = capsys.readouterr().out.splitlines()
+    assert ["model_type is 'qwen3_5'" in line for line in lines if "MISSING" in line] == [True] * refused
 
 
 def test_a_plan_needs_no_weights_if_they_are_random(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,15 @@ import torch
 from transformers import AutoModelForImageTextToText
 
 from arpo.cli.entry_point import main
+from arpo.models.loading import resolve_model
 from arpo.prompts import vision
 from arpo.prompts.rendering import Renderer
 from arpo.storage.run_folder import RunFolderReader
 from arpo.tasks.lists import load_tasks
 from arpo.types import Trajectory
+from clicking_model import clicking_model
+from tiny_vlm import QWEN3_5
+from verdicts import Scripted
 
 TASKS = {"train": ("desk:pool", "pool-013", "pool-021"), "heldout": ("desk:heldout", "heldout-006")}
 SMALL = """
@@ -96,10 +101,26 @@ def logprobs(
 
 @pytest.mark.slow
 def test_plain_transformers_loads_the_exported_final_policy(run: Path, tmp_path: Path) -> None:
-    out = tmp_path / "exported"
+    check_export(run, exported_base(tmp_path), tmp_path / "exported")
+
+
+@pytest.mark.slow
+def test_a_model_with_linear_attention_is_trained_and_exported(tmp_path: Path) -> None:
+    base, run = clicking_model(QWEN3_5), tmp_path / "run"
+    Scripted.play({"pool-013": [0, 0, 1, 0], "pool-021": [0, 0, 0, 1]})  # two of the base model first
+    words = ["--model.path", base, "--model.dialect", "ui_tars_1_5", "--env.name", "verdicts:Scripted"]
+    assert main(["train", "desk", *settings(tmp_path), *words, "--run.dir", str(run)]) == 0
+    with closing(RunFolderReader(run)) as store:
+        evaluated = [store.load_trajectory(name) for name in store.episode_ids() if name.startswith("eval1-")]
+    assert {len(episode.turns) for episode in evaluated} == {2}
+    check_export(run, Path(base), tmp_path / "exported")
+
+
+def check_export(run: Path, before: Path, out: Path) -> None:
+    """The exported weights give the log-probabilities of the last evaluation; those `before` do not."""
     assert main(["export", str(run), str(out)]) == 0
     trained = AutoModelForImageTextToText.from_pretrained(out, dtype=torch.float32)
-    base = AutoModelForImageTextToText.from_pretrained(exported_base(tmp_path), dtype=torch.float32)
+    base = AutoModelForImageTextToText.from_pretrained(before, dtype=torch.float32)
     renderer = Renderer.from_folder(out, 3136, 2116800)
     store = RunFolderReader(run)
     last = [name for name in store.episode_ids() if name.startswith("eval1-")]
@@ -117,8 +138,6 @@ def test_plain_transformers_loads_the_exported_final_policy(run: Path, tmp_path:
 
 
 def exported_base(folder: Path) -> Path:
-    from arpo.models.loading import resolve_model
-
     assert main(["export", str(resolve_model("base")), str(folder / "base")]) == 0
     return folder / "base"
 

@@ -36,9 +36,11 @@ from devices import DEVICES, NEEDS_A_GPU
 from engines import NewEngine, pool_engine, slot_engine
 from pngs import corrupt
 from tiny_vlm import (
+    FAMILIES,
+    POOLED_FAMILIES,
     QWEN2_5,
     QWEN3,
-    SAMPLED_FAMILIES,
+    QWEN3_5,
     TOKENIZER,
     first_prompt,
     next_prompt,
@@ -50,24 +52,27 @@ from tiny_vlm import (
     tiny_renderer,
 )
 
-RENDERERS = {family: tiny_renderer(family) for family in SAMPLED_FAMILIES}
+RENDERERS = {family: tiny_renderer(family) for family in FAMILIES}
 RENDERER = RENDERERS[QWEN2_5]
 Turns = list[tuple[Prompt, Completion]]
 
 
-# One family for each engine; the slow tests have the other pairs.
+# One family for each engine, and the one with linear attention; the slow tests have the other pairs.
+FAST_PAIRS = [(slot_engine, QWEN2_5), (slot_engine, QWEN3_5), (pool_engine, QWEN3)]
 EACH_ENGINE_AND_FAMILY = pytest.mark.parametrize(
     ("new_engine", "family"),
     [
-        (slot_engine, QWEN2_5),
-        (pool_engine, QWEN3),
+        *FAST_PAIRS,
         *(
             pytest.param(engine, family, marks=pytest.mark.slow)
-            for engine, family in product((slot_engine, pool_engine), SAMPLED_FAMILIES)
-            if (engine, family) not in ((slot_engine, QWEN2_5), (pool_engine, QWEN3))
+            for engine, family in product((slot_engine, pool_engine), POOLED_FAMILIES)
+            if (engine, family) not in FAST_PAIRS
         ),
     ],
     indirect=["new_engine"],
+)
+FAST_ENGINES_AND_FAMILIES = pytest.mark.parametrize(
+    ("new_engine", "family"), FAST_PAIRS, indirect=["new_engine"]
 )
 
 
@@ -207,9 +212,12 @@ def test_plain_transformers_gives_the_same_log_probabilities(new_engine: NewEngi
     )
 
 
-def test_only_new_tokens_are_prefilled_and_each_image_is_encoded_once(new_engine: NewEngine) -> None:
-    engine = new_engine(tiny_model(), RENDERER, slots=5)
-    episodes = play_all(engine, range(5))
+@FAST_ENGINES_AND_FAMILIES
+def test_only_new_tokens_are_prefilled_and_each_image_is_encoded_once(
+    new_engine: NewEngine, family: str
+) -> None:
+    engine = new_engine(tiny_of(family), RENDERERS[family], slots=5)
+    episodes = play_all(engine, range(5), family=family)
     expected = 0
     for played in episodes:
         cached = 0  # the last sampled token of an answer has not been run: it opens the next prefill
@@ -314,6 +322,7 @@ def slid_prompt(renderer: Renderer, prompt: Prompt, answer: Completion, shot_ind
 
 @EACH_ENGINE_AND_FAMILY
 def test_a_slid_window_rewinds_to_the_common_prefix(new_engine: NewEngine, family: str) -> None:
+    """A state of linear attention has no prefix: it starts again."""
     model, renderer = tiny_of(family), RENDERERS[family]
     engine = new_engine(model, renderer, slots=1)
 
@@ -329,56 +338,82 @@ def test_a_slid_window_rewinds_to_the_common_prefix(new_engine: NewEngine, famil
     shared = (
         len(renderer.render([slid.messages[0]]).token_ids) - 1
     )  # up to <|im_start|>; then the role differs
-    assert prefilled == len(slid.token_ids) - shared
+    assert prefilled == len(slid.token_ids) - (0 if family == QWEN3_5 else shared)
     fresh = asyncio.run(new_engine(model, renderer, slots=1).generate(slid, sampling(2)))
     assert second.token_ids == fresh.token_ids
     assert second.logprobs == pytest.approx(fresh.logprobs, abs=1e-5)
 
 
-def test_another_image_behind_equal_tokens_is_encoded(new_engine: NewEngine) -> None:
-    model = tiny_model()
-    engine = new_engine(model, RENDERER, slots=1)
+@FAST_ENGINES_AND_FAMILIES
+def test_another_image_behind_equal_tokens_is_encoded(new_engine: NewEngine, family: str) -> None:
+    model, renderer = tiny_of(family), RENDERERS[family]
+    engine = new_engine(model, renderer, slots=1)
 
     async def ask(engine: InProcessEngine, seed: int) -> Completion:
-        return await engine.generate(first_prompt(RENDERER, "e", screenshot(seed)), sampling(5))
+        return await engine.generate(first_prompt(renderer, "e", screenshot(seed)), sampling(5))
 
     first, second = asyncio.run(ask(engine, 1)), asyncio.run(ask(engine, 2))
     assert second.logprobs != first.logprobs
-    fresh = asyncio.run(ask(new_engine(model, RENDERER, slots=1), 2))
+    fresh = asyncio.run(ask(new_engine(model, renderer, slots=1), 2))
     assert second.token_ids == fresh.token_ids
     assert second.logprobs == pytest.approx(fresh.logprobs, abs=1e-5)
     before = engine.stats.prefilled_tokens
     again = asyncio.run(ask(engine, 2))
     assert again.logprobs == pytest.approx(fresh.logprobs, abs=1e-5)
-    assert engine.stats.prefilled_tokens - before == 1  # all is known, but the last token must run
+    # All is known, but the last token must run. A state lies behind the last token of the answer.
+    run = len(first_prompt(renderer, "e", screenshot(2)).token_ids) if family == QWEN3_5 else 1
+    assert engine.stats.prefilled_tokens - before == run
 
 
 @pytest.mark.slow
-def test_more_episodes_than_slots_all_get_their_answers(new_engine: NewEngine) -> None:
-    model = tiny_model()
-    crowded = play_all(new_engine(model, RENDERER, slots=2), range(5))
-    roomy = play_all(new_engine(model, RENDERER, slots=5), range(5))
+@FAST_ENGINES_AND_FAMILIES
+def test_more_episodes_than_slots_all_get_their_answers(new_engine: NewEngine, family: str) -> None:
+    model, renderer = tiny_of(family), RENDERERS[family]
+    crowded = play_all(new_engine(model, renderer, slots=2), range(5), family=family)
+    roomy = play_all(new_engine(model, renderer, slots=5), range(5), family=family)
     assert [[c.token_ids for _, c in played] for played in crowded] == [
         [c.token_ids for _, c in played] for played in roomy
     ]
 
 
-def test_an_episode_goes_on_in_the_slot_of_one_that_ended() -> None:
+@pytest.mark.parametrize("family", [QWEN2_5, QWEN3_5])
+def test_an_episode_goes_on_in_the_slot_of_one_that_ended(family: str) -> None:
     """On a CPU the cache has as many slots as episodes; the last one moves into the free slot."""
-    model = tiny_model()
-    engine = slot_engine(model, RENDERER, slots=8)
+    model, renderer = tiny_of(family), RENDERERS[family]
+    engine = slot_engine(model, renderer, slots=8)
     passes: Any = engine._passes
 
     async def scenario() -> Completion:
-        first = [await play(engine, name, 1, release=False) for name in (0, 1, 2)][-1]
+        first = [await play(engine, name, 1, release=False, family=family) for name in (0, 1, 2)][-1]
         await engine.release("episode 0")
         slots = {name: episode.slot for name, episode in engine._episodes.items()}
         assert slots == {"episode 1": 1, "episode 2": 0}
         assert len(passes._cache.keys[0]) == 4
-        return await engine.generate(next_prompt(RENDERER, *first[0], screenshot(21)), sampling(201, 6, 1.0))
+        return await engine.generate(next_prompt(renderer, *first[0], screenshot(21)), sampling(201, 6, 1.0))
 
     answer = asyncio.run(scenario())
-    [[_, (_, alone), *_]] = play_all(slot_engine(model, RENDERER, slots=1), [2])
+    [[_, (_, alone), *_]] = play_all(slot_engine(model, renderer, slots=1), [2], family=family)
+    assert answer.token_ids == alone.token_ids
+    assert answer.logprobs == pytest.approx(alone.logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize("family", [QWEN2_5, QWEN3_5])
+def test_an_episode_goes_on_after_its_neighbours_decoded_without_it(family: str) -> None:
+    """The slots beside it are most of a range, so it may run along."""
+    model, renderer = tiny_of(family), RENDERERS[family]
+    prompts = [first_prompt(renderer, name, screenshot(shot)) for shot, name in enumerate("abc")]
+
+    async def two_turns(*neighbours: Prompt) -> Completion:
+        engine = slot_engine(model, renderer, slots=3)
+        asked = sorted([prompts[1], *neighbours], key=lambda prompt: prompt.episode_id)
+        answers = await asyncio.gather(
+            *(engine.generate(prompt, sampling(1, 2 if prompt is prompts[1] else 9)) for prompt in asked)
+        )
+        answer = answers[asked.index(prompts[1])]
+        assert max(len(each.token_ids) for each in answers) == (9 if neighbours else 2)
+        return await engine.generate(next_prompt(renderer, prompts[1], answer, screenshot(3)), sampling(7, 6))
+
+    answer, alone = asyncio.run(two_turns(prompts[0], prompts[2])), asyncio.run(two_turns())
     assert answer.token_ids == alone.token_ids
     assert answer.logprobs == pytest.approx(alone.logprobs, abs=1e-5)
 
@@ -401,15 +436,23 @@ def test_a_copy_of_this_process_answers_although_the_engine_worked_a_moment_befo
     asyncio.run(scenario())
 
 
-def test_an_idle_episode_loses_its_slot_to_a_waiting_request(new_engine: NewEngine) -> None:
-    engine = new_engine(tiny_model(), RENDERER, slots=1)
+@FAST_ENGINES_AND_FAMILIES
+def test_an_idle_episode_loses_its_slot_to_a_waiting_request(new_engine: NewEngine, family: str) -> None:
+    """Its next turn is computed from the beginning."""
+    model, renderer = tiny_of(family), RENDERERS[family]
+    engine = new_engine(model, renderer, slots=1)
 
-    async def two() -> tuple[Turns, Turns]:
-        kept = await play(engine, 1, 1, release=False)
-        return kept, await asyncio.wait_for(play(engine, 2, 2), timeout=60)
+    async def three() -> tuple[Turns, Completion]:
+        [first] = await play(engine, 2, 1, release=False, family=family)
+        other = await asyncio.wait_for(play(engine, 1, 2, release=False, family=family), timeout=60)
+        following = next_prompt(renderer, *first, screenshot(21))
+        return other, await asyncio.wait_for(engine.generate(following, sampling(201, 6)), timeout=60)
 
-    _, second = asyncio.run(two())
-    assert len(second) == 2
+    other, answer = asyncio.run(three())
+    assert len(other) == 2
+    [[_, (_, alone), *_]] = play_all(new_engine(model, renderer, slots=1), [2], family=family)
+    assert answer.token_ids == alone.token_ids
+    assert answer.logprobs == pytest.approx(alone.logprobs, abs=1e-5)
 
 
 def long_prompt(episode_id: str, shot: Screenshot, size: int) -> Prompt:

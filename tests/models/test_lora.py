@@ -17,7 +17,6 @@ from arpo.types import Sample
 from engines import slot_engine
 from tiny_vlm import (
     EACH_FAMILY,
-    EACH_SAMPLED_FAMILY,
     QWEN2_5,
     QWEN3,
     QWEN3_5,
@@ -172,7 +171,7 @@ def test_a_second_pair_of_adapters_is_our_own_mistake() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "gap"), [(torch.float32, 1e-4), (torch.bfloat16, 0.1)])
-@pytest.mark.parametrize("family", EACH_SAMPLED_FAMILY)
+@pytest.mark.parametrize("family", EACH_FAMILY)
 def test_the_engine_with_its_cache_and_the_learner_agree(family: str, dtype: torch.dtype, gap: float) -> None:
     """Two turns through cached keys against one pass over the whole sequence."""
     model, renderer = adapted(family, moved=True, dtype=dtype, keep=True), tiny_renderer(family)

@@ -36,6 +36,7 @@ from arpo.models.memory_plan import (
     product_bytes,
     read_model_info,
     sampling_bytes,
+    slot_bytes,
     workload_of,
 )
 from arpo.models.recompute import KeptActivations
@@ -201,6 +202,15 @@ def test_slots_are_planned_with_their_real_capacity(seven_b: Path) -> None:
     held = sum(tensor.nbytes for tensor in (*cache.keys, *cache.values))
     sizes = plan_memory(INFO, changed(FULL, parallel=3, dtype="float32"))
     assert (sizes.slots, sizes.pool) == (held, 0)
+
+
+def test_slots_are_planned_with_the_states_of_linear_attention() -> None:
+    model = tiny_of(QWEN3_5)
+    cache = SlotCache(model.config.text_config, 3, torch.bfloat16, torch.device("meta"))
+    cache.reserve(100)
+    held = (*cache.keys, *cache.values, *cache.windows, *cache.states)
+    assert [len(tensors) for tensors in (cache.keys, cache.states)] == [1, 2]
+    assert 3 * slot_bytes(measure_dimensions(model, 1), 2, 100) == sum(tensor.nbytes for tensor in held)
 
 
 def test_a_pool_is_planned_for_one_episode_and_takes_what_is_left(seven_b: Path) -> None:

@@ -83,15 +83,20 @@ def test_a_part_that_is_not_there_is_named(tmp_path: Path, setting: str, reason:
         open_player(small_config(tmp_path, [A], setting))
 
 
-@pytest.mark.parametrize("engine", ["in_process", "vllm"])
-def test_a_family_that_only_learns_is_refused_before_anything_starts(tmp_path: Path, engine: str) -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [("--engine.name=vllm", "--model.device=cpu"), ("--model.dtype=bfloat16", "--model.device=auto")],
+)
+def test_an_engine_that_keeps_no_state_is_refused_before_anything_starts(
+    tmp_path: Path, settings: tuple[str, ...]
+) -> None:
     folder = save_folder(tiny_of(QWEN3_5), tmp_path / "model")
-    with pytest.raises(UserError, match="model_type is 'qwen3_5', and ARPO cannot sample from"):
-        open_player(small_config(tmp_path, [A], f"--model.path={folder}", f"--engine.name={engine}"))
+    with pytest.raises(UserError, match=r"model_type is 'qwen3_5', and ARPO samples from .*--model\.dtype"):
+        open_player(small_config(tmp_path, [A], f"--model.path={folder}", *settings))
 
 
 @pytest.mark.parametrize("engine", ["openai", "person"])
-def test_a_family_that_only_learns_has_teachers(tmp_path: Path, engine: str) -> None:
+def test_a_family_with_a_state_has_teachers(tmp_path: Path, engine: str) -> None:
     folder = save_folder(tiny_of(QWEN3_5), tmp_path / "model")
     settings = (f"--model.path={folder}", f"--engine.name={engine}", "--model.prompt=desk")
     with closing(open_player(small_config(tmp_path, [A], *settings), teaching=True)) as player:

@@ -39,7 +39,12 @@ class NewTokens:
 
 
 class Passes(Protocol):
-    """Forward passes of the model over new tokens, with a cache of the earlier ones."""
+    """Forward passes of the model over new tokens, with a cache of the earlier ones.
+
+    `rewinds`: an episode may go on after any of its cached tokens. If not, then after the last one only.
+    """
+
+    rewinds: bool
 
     def fits(self, tokens: int) -> bool:
         """Whether an episode of this many tokens fits into the cache if it is alone there."""
@@ -64,11 +69,12 @@ class Passes(Protocol):
 
 
 def cached_prefix(
-    episode: CachedEpisode, prompt: Prompt, image_spans: Sequence[tuple[int, int]]
+    episode: CachedEpisode, prompt: Prompt, image_spans: Sequence[tuple[int, int]], *, rewinds: bool = True
 ) -> tuple[int, int]:
     """Number of tokens and images of the prompt already cached.
 
-    The last token always runs again. An image is never split: its tokens do not identify its content.
+    The last token always runs again. An image is never split: its tokens do not identify its content. If the
+    cache cannot be rewound, all of its tokens are used, or none.
     """
     limit = min(len(episode.tokens), len(prompt.token_ids) - 1)
     tokens = limit
@@ -81,4 +87,6 @@ def cached_prefix(
             tokens = min(tokens, int(first))
             break
         images += 1
+    if tokens < len(episode.tokens) and not rewinds:
+        return 0, 0
     return tokens, images

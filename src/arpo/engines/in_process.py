@@ -2,10 +2,10 @@
 
 Each episode keeps its keys and values across turns, so only new tokens are prefilled. Requests join and leave
 at any token. If the prompt no longer matches the cached tokens (the window of screenshots slid), the cache is
-rewound to their common prefix. Requests wait if the cache is full. If every cached episode is idle, the least
-recently used one loses its cache; if decoding itself needs room, the latest request starts again later. An
-engine without episodes is in its initial state: caches and order start again, so a resumed run repeats an
-uninterrupted one. The engine does not measure time.
+rewound to their common prefix; a state of linear attention starts again instead. Requests wait if the cache
+is full. If every cached episode is idle, the least recently used one loses its cache; if decoding itself
+needs room, the latest request starts again later. An engine without episodes is in its initial state: caches
+and order start again, so a resumed run repeats an uninterrupted one. The engine does not measure time.
 
 In lock step, engine and learner share one module. In asynchronous training (`in_flight`) the engine has
 weights of its own, and `load` copies new ones into them between two steps. Running requests go on with their
@@ -289,7 +289,9 @@ class InProcessEngine:
         """Rewind the cache to the cached prefix of the prompt."""
         episode = self._episodes[request.prompt.episode_id]
         self._episodes.move_to_end(request.prompt.episode_id)
-        start, images = cached_prefix(episode, request.prompt, request.image_spans)
+        start, images = cached_prefix(
+            episode, request.prompt, request.image_spans, rewinds=self._passes.rewinds
+        )
         del episode.tokens[start:], episode.images[images:]
         self._running[request.prompt.episode_id] = request
         return NewTokens(

@@ -47,6 +47,7 @@ class PoolPasses:
         self._longest = extent_size(max_tokens + 1)
         self._gigabytes = gigabytes
         self._kept = kept
+        self.rewinds = True
         self._pool: TokenPool | None = None
         self._graphs: DecodeGraphs | None = None
         if model.device.type == "cuda" and model.dtype != torch.float32:

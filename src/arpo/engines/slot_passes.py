@@ -14,7 +14,7 @@ from torch import Tensor
 
 from arpo.engines.cached_episodes import CachedEpisode, NewTokens
 from arpo.engines.cuda_graphs import DecodeGraphs, padded_key_count
-from arpo.models.families import VisionLanguageModel
+from arpo.models.families import VisionLanguageModel, linear_layers
 from arpo.models.forward import EmbeddedRows, embed_rows, hidden_states
 from arpo.models.kv_cache import CacheStep, SlotCache
 
@@ -29,6 +29,7 @@ class SlotPasses:
         self._pad_id = pad_id
         self._slots = slots
         self._graphs: DecodeGraphs | None = None
+        self.rewinds = not linear_layers(model.config.text_config)
         self.reset(discard=True)
 
     def reset(self, *, discard: bool) -> None:
@@ -38,7 +39,8 @@ class SlotPasses:
             on_gpu = model.device.type == "cuda"
             slots = self._slots if on_gpu else 0  # on a CPU, the cache grows with the episodes
             self._cache = SlotCache(model.config.text_config, slots, model.dtype, model.device)
-            self._graphs = DecodeGraphs(model, self._slots, self._graph_step) if on_gpu else None
+            captured = on_gpu and self.rewinds  # a graph runs idle slots too
+            self._graphs = DecodeGraphs(model, self._slots, self._graph_step) if captured else None
             self._captured_capacity = 0
         self._lengths, self._tokens, self._positions = np.zeros((3, self._slots), dtype=np.int64)
 
@@ -106,7 +108,8 @@ class SlotPasses:
     def decode(self, episodes: Sequence[CachedEpisode], tokens: Sequence[int]) -> Tensor:
         """If most slots of a range are running, the idle ones run too: the cache is then read without a copy.
 
-        Their writes lie beyond their length.
+        Their writes lie beyond their length. With linear attention idle slots never run: a state has no such
+        place.
         """
         running = [episode.slot for episode in episodes]
         self._tokens[running] = tokens
@@ -117,7 +120,7 @@ class SlotPasses:
 
     def _decode_rows(self, running: list[int]) -> Tensor:
         slots_B = list(range(running[0], running[-1] + 1))
-        if len(slots_B) > 2 * len(running):
+        if len(slots_B) > 2 * len(running) or not self.rewinds:
             slots_B = running
         tokens_B1 = torch.tensor(self._tokens[slots_B][:, None], device=self._model.device)
         positions_B1 = torch.tensor(self._positions[slots_B][:, None], device=self._model.device)

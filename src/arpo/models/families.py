@@ -131,7 +131,7 @@ FAMILIES: dict[str, Family] = {  # by config.model_type
     "qwen3_vl": Qwen3VL(),
     "qwen3_5": Qwen3_5(),
 }
-NOT_SAMPLED = {"qwen3_5"}  # no engine of ARPO keeps the state of linear attention
+SLOTS_ONLY = {"qwen3_5"}  # no other cache of ARPO keeps the state of linear attention
 
 
 def family_of(model: VisionLanguageModel) -> Family:
@@ -142,6 +142,12 @@ def head_width(text: Any) -> int:
     """Width of one attention head; some configurations set it independently of the hidden size."""
     width: int = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     return width
+
+
+def linear_layers(text: Any) -> list[int]:
+    """The language layers with gated linear attention."""
+    kinds = getattr(text, "layer_types", None) or ()
+    return [layer for layer, kind in enumerate(kinds) if kind == "linear_attention"]
 
 
 def vision_widths(tower: Any) -> tuple[int, int]:

@@ -2,7 +2,8 @@
 
 Each layer has a pair of tensors, [slots, heads, capacity, width]. The tokens of a slot start at position 0;
 positions beyond its length are never attended to. The cache does not store lengths: the caller of `step`
-states the position of the new tokens.
+states the position of the new tokens. A layer with linear attention has a state per slot instead, after all
+of its tokens: it cannot be rewound, except to the beginning.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from arpo.models.families import head_width
+from arpo.models.families import head_width, linear_layers
 
 _LENGTH_MULTIPLE = 16  # attended lengths are multiples of this: masks stay aligned
 
@@ -21,6 +22,14 @@ _LENGTH_MULTIPLE = 16  # attended lengths are multiples of this: masks stay alig
 def capacity_for(tokens: int) -> int:
     """Positions per slot for this many tokens: a power of two, since a cache grows by doubling."""
     return max(_LENGTH_MULTIPLE, 1 << (tokens - 1).bit_length())
+
+
+def state_shapes(text: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of window and state of one sequence in a layer with linear attention."""
+    key, value = text.linear_key_head_dim, text.linear_value_head_dim
+    heads = text.linear_num_value_heads
+    channels = 2 * text.linear_num_key_heads * key + heads * value
+    return (channels, text.linear_conv_kernel_dim - 1), (heads, key, value)
 
 
 class SlotCache:
@@ -33,8 +42,17 @@ class SlotCache:
     def __init__(self, text: Any, slots: int, dtype: torch.dtype, device: torch.device) -> None:
         width = head_width(text)
         empty = torch.zeros((slots, text.num_key_value_heads, 0, width), dtype=dtype, device=device)
-        self.keys = [empty] * text.num_hidden_layers
-        self.values = [empty] * text.num_hidden_layers
+        linear = linear_layers(text)
+        full = [layer for layer in range(text.num_hidden_layers) if layer not in linear]
+        self.index = {layer: index for kind in (full, linear) for index, layer in enumerate(kind)}
+        self.keys = [empty] * len(full)
+        self.values = [empty] * len(full)
+        self.windows: list[Tensor] = []  # inputs of the convolution, [slots, channels, kernel - 1]
+        self.states: list[Tensor] = []  # [slots, heads, key width, value width]
+        for _ in linear:
+            window, state = state_shapes(text)
+            self.windows.append(torch.zeros((slots, *window), dtype=dtype, device=device))
+            self.states.append(torch.zeros((slots, *state), dtype=torch.float32, device=device))
 
     @property
     def capacity(self) -> int:
@@ -53,23 +71,30 @@ class SlotCache:
         for tensors in (self.keys, self.values):
             for layer, old in enumerate(tensors):
                 tensors[layer] = torch.nn.functional.pad(old, (0, 0, 0, more_tokens, 0, 0, 0, more_slots))
+        for tensors in (self.windows, self.states) if more_slots else ():
+            for layer, old in enumerate(tensors):
+                tensors[layer] = torch.cat([old, old.new_zeros((more_slots, *old.shape[1:]))])
 
     def move(self, slot: int, to: int) -> None:
         """Copy the tokens of a slot to another one."""
-        for layer in (*self.keys, *self.values):
+        for layer in (*self.keys, *self.values, *self.windows, *self.states):
             layer[to] = layer[slot]
 
     def step(self, slots_B: Sequence[int], starts_B: Sequence[int], widths_B: Sequence[int]) -> CacheStep:
         """Prepare the next `widths_B` tokens of these slots from `starts_B` on, padded to the largest width.
 
         The cache grows for tokens, not for padding. Padding beyond its end is written to the last position,
-        which no sequence uses.
+        which no sequence uses. A slot that starts at 0 gets an empty state.
         """
         device, width = self.keys[0].device, max(widths_B)
         longest = max(start + count for start, count in zip(starts_B, widths_B, strict=True))
         self.reserve(1 + longest, 1 + max(slots_B))
         first, consecutive = slots_B[0], list(slots_B) == list(range(slots_B[0], slots_B[0] + len(slots_B)))
         index_B = torch.tensor(slots_B, device=device)
+        if self.states and 0 in starts_B:
+            fresh = [slot for slot, start in zip(slots_B, starts_B, strict=True) if start == 0]
+            for tensor in (*self.windows, *self.states):
+                tensor[fresh] = 0
         cache_positions_BT = torch.tensor(starts_B, device=device)[:, None] + torch.arange(
             width, device=device
         )
@@ -79,13 +104,15 @@ class SlotCache:
             index_B1=index_B[:, None],
             cache_positions_BT=cache_positions_BT.clamp(max=self.capacity - 1),
             length=-(-longest // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE,
+            widths_B=torch.tensor(widths_B, device=device) if self.states and min(widths_B) < width else None,
         )
 
 
 class CacheStep:
     """Cache of one forward pass: it writes the new keys and returns all keys of its rows.
 
-    Consecutive rows are views; other rows are gathered.
+    Consecutive rows are views; other rows are gathered. `widths_B` are the new tokens of each row if linear
+    attention has to know the padding; None means that there is none.
     """
 
     def __init__(
@@ -96,12 +123,14 @@ class CacheStep:
         index_B1: Tensor,
         cache_positions_BT: Tensor,
         length: int,
+        widths_B: Tensor | None = None,
     ) -> None:
         self._cache = cache
         self._rows = rows
         self._index_B1 = index_B1
         self._cache_positions_BT = cache_positions_BT
         self._length = length
+        self.widths_B = widths_B
 
     def mask(self) -> Tensor:
         """[B, 1, T, length]: true up to the position of the new token."""
@@ -110,7 +139,18 @@ class CacheStep:
 
     def update(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """Cache interface of transformers: takes [B, heads, T, width], returns all keys of the rows."""
-        keys, values = self._cache.keys[layer], self._cache.values[layer]
+        index = self._cache.index[layer]
+        keys, values = self._cache.keys[index], self._cache.values[index]
         keys[self._index_B1, :, self._cache_positions_BT] = key.transpose(1, 2)
         values[self._index_B1, :, self._cache_positions_BT] = value.transpose(1, 2)
         return keys[self._rows, :, : self._length], values[self._rows, :, : self._length]
+
+    def state(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Window and state of the rows in a layer with linear attention, before the new tokens."""
+        index = self._cache.index[layer]
+        return self._cache.windows[index][self._rows], self._cache.states[index][self._rows]
+
+    def set_state(self, layer: int, window: Tensor, state: Tensor) -> None:
+        index = self._cache.index[layer]
+        self._cache.windows[index][self._rows] = window
+        self._cache.states[index][self._rows] = state

@@ -1,8 +1,10 @@
-"""Gated linear attention of Qwen3.5 for sequences packed into one row.
+"""Gated linear attention of Qwen3.5 for sequences packed into one row, and for cached sequences.
 
 A layer of transformers begins with an empty convolution window and a recurrent state of zero, and carries
-both to the end of the row. Here each sequence gets a call of its own, so that neither crosses a boundary.
-`install` changes one model instance; the classes of transformers, the weights and the results stay the same.
+both to the end of the row. Here each sequence of the learner gets a call of its own, so that neither crosses
+a boundary. In the engine, the rows of a batch go on from their cached windows and states, and padding on the
+right changes neither. `install` changes one model instance; the classes of transformers, the weights and the
+results stay the same.
 """
 
 from __future__ import annotations
@@ -12,8 +14,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import conv1d, softplus
+from transformers.activations import ACT2FN
+from transformers.models.qwen3_5.modeling_qwen3_5 import (
+    torch_chunk_gated_delta_rule,
+    torch_recurrent_gated_delta_rule,
+)
 
 from arpo.models.families import VisionLanguageModel
+from arpo.models.kv_cache import CacheStep
 
 
 def install(model: VisionLanguageModel) -> None:
@@ -24,10 +33,62 @@ def install(model: VisionLanguageModel) -> None:
 
 
 def _forward(
-    mixer: Any, hidden_states: Tensor, lengths: tuple[int, ...] | None = None, **options: Any
+    mixer: Any,
+    hidden_states: Tensor,
+    cache_params: Any = None,
+    lengths: tuple[int, ...] | None = None,
+    **options: Any,
 ) -> Tensor:
-    """`lengths` are the lengths of the sequences packed into one row."""
-    forward = partial(type(mixer).forward, mixer, **options)
+    """`lengths` are the lengths of the sequences packed into one row. A cache may be that of transformers."""
+    if isinstance(cache_params, CacheStep):
+        return _cached_forward(mixer, hidden_states, cache_params)
+    forward = partial(type(mixer).forward, mixer, cache_params=cache_params, **options)
     if lengths is None:
         return forward(hidden_states)
     return torch.cat([forward(part_1TD) for part_1TD in hidden_states.split(lengths, 1)], 1)
+
+
+def _cached_forward(mixer: Any, hidden_BTD: Tensor, step: CacheStep) -> Tensor:
+    """New tokens of cached sequences: the layer of transformers with a state for each row."""
+    window_BCW, state_BHKV = step.state(mixer.layer_idx)
+    inputs_BCT = torch.cat([window_BCW, mixer.in_proj_qkv(hidden_BTD).transpose(1, 2)], 2)
+    mixed_BCT = conv1d(inputs_BCT, mixer.conv1d.weight, mixer.conv1d.bias, groups=mixer.conv_dim)
+    mixed_BTC = ACT2FN[mixer.activation](mixed_BCT).transpose(1, 2)
+    query, key, value = mixed_BTC.split([mixer.key_dim, mixer.key_dim, mixer.value_dim], 2)
+    shared = mixer.num_v_heads // mixer.num_k_heads
+    query_BTHK, key_BTHK = (
+        each.unflatten(2, (-1, mixer.head_k_dim)).repeat_interleave(shared, 2) for each in (query, key)
+    )
+    update_BTH = mixer.in_proj_b(hidden_BTD).sigmoid()
+    decay_BTH = -mixer.A_log.float().exp() * softplus(mixer.in_proj_a(hidden_BTD).float() + mixer.dt_bias)
+    if step.widths_B is not None:  # padding neither updates the state nor lets it decay
+        padding_BT = torch.arange(hidden_BTD.shape[1], device=hidden_BTD.device) >= step.widths_B[:, None]
+        update_BTH, decay_BTH = (
+            each.masked_fill(padding_BT[..., None], 0) for each in (update_BTH, decay_BTH)
+        )
+    one_token = hidden_BTD.shape[1] == 1
+    output_BTHV, state_BHKV = (
+        torch_recurrent_gated_delta_rule if one_token else torch_chunk_gated_delta_rule
+    )(
+        query_BTHK,
+        key_BTHK,
+        value.unflatten(2, (-1, mixer.head_v_dim)),
+        g=decay_BTH,
+        beta=update_BTH,
+        initial_state=state_BHKV,
+        output_final_state=True,
+        use_qk_l2norm_in_kernel=True,
+    )
+    step.set_state(mixer.layer_idx, _last_inputs(inputs_BCT, window_BCW.shape[2], step.widths_B), state_BHKV)
+    gate_BTHV = mixer.in_proj_z(hidden_BTD).view_as(output_BTHV)
+    normed_ND = mixer.norm(output_BTHV.flatten(0, 2), gate_BTHV.flatten(0, 2))
+    output_BTD: Tensor = mixer.out_proj(normed_ND.view(*hidden_BTD.shape[:2], -1))
+    return output_BTD
+
+
+def _last_inputs(inputs_BCT: Tensor, count: int, widths_B: Tensor | None) -> Tensor:
+    """The last inputs of each row before its padding; the first `count` ones are those of the last window."""
+    if widths_B is None:
+        return inputs_BCT[:, :, inputs_BCT.shape[2] - count :]
+    index_BW = widths_B[:, None] + torch.arange(count, device=widths_B.device)
+    return inputs_BCT.gather(2, index_BW[:, None].expand(-1, inputs_BCT.shape[1], -1))

@@ -24,8 +24,8 @@ from transformers import AutoModelForImageTextToText
 from arpo.config import Config, EnvConfig, ModelConfig
 from arpo.errors import EngineError
 from arpo.models import float32_head
-from arpo.models.families import IMAGE_BOUNDS, family_of, head_width, vision_widths
-from arpo.models.kv_cache import capacity_for
+from arpo.models.families import IMAGE_BOUNDS, family_of, head_width, linear_layers, vision_widths
+from arpo.models.kv_cache import capacity_for, state_shapes
 from arpo.models.loading import read_config, resolve_model
 from arpo.models.lora import ADAPTED_LAYERS
 from arpo.models.recompute import KeptActivations
@@ -56,6 +56,8 @@ class LinearAttention:
     value_heads: int
     key_head: int  # width of one head
     value_head: int
+    state_values: int  # of one episode in one layer, in float32
+    window_values: int  # the same, in the precision of the model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,15 +199,18 @@ def measure_dimensions(model: Any, lora_rank: int) -> ModelDimensions:
 
 
 def _linear_attention(text: Any) -> LinearAttention | None:
-    layers = list(getattr(text, "layer_types", None) or ()).count("linear_attention")
+    layers = len(linear_layers(text))
     if not layers:
         return None
+    window, state = state_shapes(text)
     return LinearAttention(
         layers=layers,
         key_heads=text.linear_num_key_heads,
         value_heads=text.linear_num_value_heads,
         key_head=text.linear_key_head_dim,
         value_head=text.linear_value_head_dim,
+        state_values=math.prod(state),
+        window_values=math.prod(window),
     )
 
 
@@ -259,10 +264,11 @@ def plan_memory(info: ModelInfo, config: Config, *, learning: bool = True) -> Me
     width, ranks = BYTES[config.model.dtype], config.optim.ranks
     everything = dims.vision_parameters + dims.language_parameters
     pooled = config.model.dtype != "float32"
-    cached = key_value_bytes(dims, width)
     sampling = {
-        "slots": 0 if pooled else config.env.parallel * capacity_for(workload.sequence) * cached,
-        "pool": extent_size(config.rollout.max_context_tokens + 1) * cached if pooled else 0,
+        "slots": 0 if pooled else config.env.parallel * slot_bytes(dims, width, workload.sequence),
+        "pool": extent_size(config.rollout.max_context_tokens + 1) * key_value_bytes(dims, width)
+        if pooled
+        else 0,
         "passes": sampling_bytes(dims, width),
         "reserve": 0,
     }
@@ -319,6 +325,14 @@ def _with_reserve(plan: MemoryPlan) -> MemoryPlan:
 def key_value_bytes(dims: ModelDimensions, width: int) -> int:
     """Keys and values of one token."""
     return 2 * dims.key_width * dims.key_layers * width
+
+
+def slot_bytes(dims: ModelDimensions, width: int, tokens: int) -> int:
+    """Keys and values of one episode of this length, and its state."""
+    keys = capacity_for(tokens) * key_value_bytes(dims, width)
+    if not (linear := dims.linear):
+        return keys
+    return keys + linear.layers * (linear.window_values * width + linear.state_values * BYTES["float32"])
 
 
 def sampling_bytes(dims: ModelDimensions, width: int) -> int:

@@ -134,7 +134,7 @@ def open_player(config: Config, *, learning: bool = False, teaching: bool = Fals
     if config.engine.name not in TEXT_ONLY:
         from arpo.models.loading import check_sampled  # here: it loads torch
 
-        check_sampled(config.model)
+        check_sampled(config.model, config.engine.name)
     student = replace(config, engine=replace(config.engine, name="in_process")) if teaching else config
     dialect = open_dialect(student)
     template = open_template(student)

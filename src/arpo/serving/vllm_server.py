@@ -187,7 +187,7 @@ def find_server(config: Config, *, share: float = 0.0, sleeps: bool = False) -> 
 
     python, on_cpu = find_vllm(config.engine)
     load_renderer(config.model)
-    check_sampled(config.model)
+    check_sampled(config.model, "vllm")
     folder = resolve_model(config.model.path, weights=config.model.weights == "load")
     if config.model.weights == "load":
         check_weights(folder)

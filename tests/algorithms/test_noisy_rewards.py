@@ -115,6 +115,8 @@ def test_audited_episodes_are_counted() -> None:
     assert expected.noise() is None  # of so few
     many = sum([expected] * 5, Confusion())
     assert many.noise() == Noise(false_positives=0.5, false_negatives=0.5)
+    hard = Confusion(failures=10, false_positives=2, successes=9, false_negatives=9)
+    assert hard.noise() == Noise(false_positives=0.2, false_negatives=0)
 
 
 @pytest.mark.parametrize(("positives", "kept"), [(1, False), (2, False), (3, True), (8, True)])

@@ -12,7 +12,7 @@ from math import exp, lgamma
 
 from arpo.types import Group, Trajectory
 
-MIN_AUDITED = 10  # failures and successes by the evaluator, before rates are used
+MIN_AUDITED = 10  # failures or successes by the evaluator, before their rate is used
 WINDOW = 5  # batches, compared with all earlier ones
 FALSE_ALARMS = 0.01  # probability of at least one in a whole run, for a judge with constant error rates
 
@@ -62,12 +62,16 @@ class Confusion:
         )
 
     def noise(self) -> Noise | None:
-        """The error rates; None if too few episodes were audited."""
-        if min(self.failures, self.successes) < MIN_AUDITED:
+        """The error rates; None if too few failures were audited, and b = 0 for too few successes.
+
+        So false positives are found on hard tasks, too, where b has little effect.
+        """
+        if self.failures < MIN_AUDITED:
             return None
+        known = self.successes >= MIN_AUDITED
         return Noise(
             false_positives=self.false_positives / self.failures,
-            false_negatives=self.false_negatives / self.successes,
+            false_negatives=self.false_negatives / self.successes if known else 0.0,
         )
 
 

@@ -39,6 +39,7 @@ NEEDS = {
     "--push": "the hub",
     "wandb": "an account",
     "openai": "a server",
+    "person": "a person: tests/browser/test_person_plays.py",
     "osworld": "desktops",
     "--watch": "waits for Ctrl-C: tests/cli/test_play_command.py",
     "shop": "a server and a browser: tests/browser/test_browser_env.py",

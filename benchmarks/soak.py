@@ -51,7 +51,7 @@ GROUP_SIZE, BATCH = 2, 8
 MAX_GROWTH = 1.1
 PAUSE, LONG_LIFE = 0.5, 240.0  # seconds: between two looks at the trainer; of a life with a measured growth
 SETTINGS = {
-    "tasks.distinct": 128,
+    "tasks.distinct": 32,
     "tasks.heldout": "",
     "replay.enabled": "false",
     "model.prompt": "desk",

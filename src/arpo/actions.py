@@ -247,6 +247,18 @@ def _is_pointer(point: Point) -> bool:
     return math.isnan(point.x)
 
 
+def points_of(action: Action) -> list[Point]:
+    """The points of an action, in the order in which the pointer reaches them."""
+    points: list[Point] = []
+
+    def note(point: Point) -> Point:
+        points.append(point)
+        return point
+
+    _with_points(action, note)
+    return points
+
+
 def _with_points(action: Action, convert: Callable[[Point], Point]) -> Action:
     """The action with converted points, in the order in which the pointer reaches them."""
     match action:

@@ -127,7 +127,7 @@ def test_user_errors_print_one_line_and_exit_with_2(capsys, tmp_path):
         ("evaluate", "'evaluate': unknown command (did you mean eval?)"),
         ("train paper extra", "'extra': unexpected argument (see: arpo train --help)"),
         ("train --lr 3", "--lr: unknown option (did you mean --optim.lr?)"),
-        ("train --sedes 3", "--sedes: unknown option (did you mean --run.seed?)"),
+        ("train --sedes 3", "--sedes: unknown option (did you mean --replay.seeds?)"),
         ("compare paper --sedes 3 --out o", "--sedes: unknown option (did you mean --seeds?)"),
         ("compare paper --sedes=3 --out o", "--sedes=3: unknown option (did you mean --seeds?)"),
         ("report . --out o", "--out: unknown option (valid: --episodes, --help-metrics, --help)"),

@@ -145,9 +145,10 @@ def test_text_that_an_agent_or_a_screen_planted_is_never_parsed(
         return (inside, f"REASON: the screen says so\n{INJECTION}", text)[number % 3]
 
     with judged_by(echo) as server:
-        assert judge(run, server, "--inject", "--json") == 0
+        assert judge(run, server, "--inject", "--json") == 1  # not one verdict
     assert len(server.requests) == 2 * 3 * EPISODES
     result = json.loads(capsys.readouterr().out)
+    assert result["first_missing"].startswith("not in the form")
     assert result["verdicts"]["missing"] == {"success": 6, "failure": 7}
 
 

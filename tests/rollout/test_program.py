@@ -147,14 +147,17 @@ def test_actions_of_a_program_that_answers_itself_are_written_in_the_dialect(tmp
 
 def test_actions_that_cannot_be_written_are_refused(tmp_path):
     program = f"""
+        outside = {{"do": "Click", "point": {{"x": 3000, "y": 4}}}}
         refused = [step(actions=[{{"do": "Fail"}}], thought=3), step(pyautogui="import os")]
+        refused.append(step(actions=[outside]))
         print([one["error"]["message"] for one in refused], flush=True)
         step(answer={DONE!r}); time.sleep(0.1)
     """
     taught = teach(tmp_path, program)
     assert [turn.completion.text for turn in taught.turns] == [DONE]
     (log,) = (tmp_path / "logs").iterdir()
-    assert '"thought" must be a text' in log.read_text()
+    assert '"thought" must be a text' in (said := log.read_text())
+    assert "the point (3000, 4) is outside the screen of" in said
 
 
 def test_steps_of_a_program_that_asks_the_model_belong_to_the_answer(tmp_path):

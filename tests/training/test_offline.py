@@ -240,6 +240,9 @@ def test_a_student_learns_from_the_episodes_of_a_teacher(tmp_path: Path) -> None
         Scripted.play({A: [1, 0, 1, 1]})
         taught = collect(tmp_path / "taught", [A], two_steps, *teacher)
         texts = [message["content"] for message in server.requests[1]["messages"]]
+    for other in ([], ["--engine.name=person"], [*teacher, "--server.model=other"]):
+        with pytest.raises(UserError, match=rf"the server model {MODEL} has played its episodes, not"):
+            collect(tmp_path / "taught", [A], two_steps, *other)
     own = collect(tmp_path / "own", [A], two_steps)
     ours, theirs = (RunFolderReader(folder).load_trajectory("collect-0-0") for folder in (own, taught))
     assert [one.context for one in theirs.turns] == [one.context for one in ours.turns]

@@ -53,8 +53,10 @@ def open_engine(config: Config, *, learning: bool = False, teaching: Dialect | N
     if config.engine.name == "person":
         from arpo.engines.person import PersonEngine
 
-        if teaching is None:
-            raise UserError('engine.name = "person": a person plays in `arpo collect` only')
+        if teaching is None or config.rollout.agent:
+            raise UserError(
+                'engine.name = "person": a person plays in `arpo collect` only, without an agent program'
+            )
         return _taught(config, partial(PersonEngine, dialect=teaching))
     if config.engine.name == "vllm":
         return _open_vllm(config, learning)

@@ -158,7 +158,7 @@ def run_judge(folder: Path, overrides: Sequence[str], judging: Judging, *, as_js
     finally:
         display.close()
     print(json.dumps(result) if as_json else "\n".join(describe(result, server.model, judging)))
-    return 0
+    return 0 if any(sum(result["verdicts"][name].values()) for name in ("success", "failure")) else 1
 
 
 def _questions(
@@ -268,6 +268,8 @@ def count_verdicts(asked: Sequence[Asked], judging: Judging, log: VoteLog) -> di
             names[before]: {name: pairs[before, after] for after, name in names.items()}
             for before in (True, False)
         }
+    votes = (vote for one in asked for vote in stored_votes(log, one.question, one.model, judging.votes))
+    result["first_missing"] = next((vote.reason for vote in votes if vote and vote.success is None), "")
     return result
 
 
@@ -290,6 +292,8 @@ def describe(result: dict[str, Any], model: str, judging: Judging) -> list[str]:
     lines += [
         f"{f'judge: {name}':17}{row['success']:>20}{row['failure']:>10}" for name, row in verdicts.items()
     ]
+    if result["first_missing"]:
+        lines.append(f"the first missing vote: {result['first_missing']}")
     for before, after in result.get("injected", {}).items():
         other = "failure" if before == "success" else "success"
         lost = f", {after['missing']} missing" if after["missing"] else ""

@@ -194,7 +194,7 @@ def report_failures(groups: Sequence[Group], display: Display, *, some_tasks: bo
     if tried and not any(group.trajectories for group in groups):
         if failures[0].ended_by(PromptTooLong):
             raise AllFailed(f"all {message}", failures)
-        sources = {"generate": "engine", "agent": "agent program"}
+        sources = {"generate": "engine", "agent": "agent program", "judge": "judge"}
         source = sources.get(failures[0].where, "environment (`arpo check-env` helps)")
         raise AllFailed(f"all {message}. Fix the {source}, then run the same command again", failures)
     display.note(message)

@@ -17,6 +17,7 @@ from pathlib import Path
 from arpo.algorithms.rewards import is_example
 from arpo.config import LEARNING, Config
 from arpo.config.changes import find_changes
+from arpo.engines.factory import TEXT_ONLY
 from arpo.errors import UserError
 from arpo.evaluation.evaluate import evaluate
 from arpo.evaluation.scoring import report_failures
@@ -47,6 +48,7 @@ def run_collection(config: Config) -> int:
         if ended:
             _check_screenshots(store)
             recorded = check_recipe(store, config, LEARNING) or config
+            _check_teacher(store, recorded, config)
         tasks = sets_of_run(config, store.folder, bool(ended), display)["train"]
         total = config.planned_tasks(len(tasks)) * config.rollout.group_size
         numbers = {_name(number): number for number in range(total)}
@@ -135,6 +137,22 @@ async def _collect(
 
 def _ended(store: RunFolder) -> set[str]:
     return {*store.episode_ids(), *(failure.episode_id for failure in store.failures())}
+
+
+def _check_teacher(store: RunFolder, recorded: Config, config: Config) -> None:
+    """Refuse to mix the episodes of two teachers, or of a teacher and the model."""
+    before, now = _teacher(recorded), _teacher(config)
+    if before != now:
+        raise UserError(
+            f"{store.folder}: {before} has played its episodes, not {now}. Resume with the engine.name and "
+            "server.model of before, or choose another --run.dir"
+        )
+
+
+def _teacher(config: Config) -> str:
+    if config.engine.name == "openai":
+        return f"the server model {config.server.model}"
+    return TEXT_ONLY.get(config.engine.name, "the model of model.path")
 
 
 def _check_screenshots(store: RunFolder) -> None:

@@ -4,6 +4,7 @@
 const CLICK_MS = 260; // a second click within this time makes a double click
 const WHEEL_MS = 250; // a gesture of the wheel ends after this time
 const DRAG_PIXELS = 5; // of the page
+const LOOK_MS = 700; // a second click on Done must not end an episode that nobody has seen
 const KEYS = {
   Control: "", Shift: "", Alt: "", Meta: "", AltGraph: "", CapsLock: "", Dead: "", Unidentified: "", Process: "",
   Escape: "esc", ArrowLeft: "left", ArrowRight: "right", ArrowUp: "up", ArrowDown: "down", " ": "space",
@@ -16,7 +17,7 @@ let state = { number: 0 };
 let queue = []; // actions for this screen and the next ones
 let typed = "";
 let press = null;
-let clicks = 0, clickTimer = 0, wheelTimer = 0, sending = false;
+let clicks = 0, clicked = null, clickTimer = 0, wheelTimer = 0, sending = false;
 
 async function follow() {
   for (;;) {
@@ -27,19 +28,28 @@ async function follow() {
       if (next.number && next.number !== state.number) show(next);
       else if (!next.number && state.number) wait();
     } catch {
-      find("step").textContent = "No connection: has `arpo collect` ended?";
+      find("step").textContent = "No connection. If `arpo collect` has ended, start it again and open its new address.";
       await new Promise((resolve) => setTimeout(resolve, 1000));
     }
   }
 }
 
 function show(next) {
-  if (next.step === 1) { queue = []; setTyped(""); }
+  if (next.step === 1) {
+    queue = [];
+    setTyped("");
+    for (const id of ["done", "fail"]) {
+      find(id).disabled = true;
+      setTimeout(() => { find(id).disabled = false; }, LOOK_MS);
+    }
+  }
+  find("fault").textContent = "";
   state = next;
   find("instruction").textContent = next.instruction;
-  find("step").textContent = `step ${next.step}`;
+  find("step").textContent = next.step === 1 ? "A new episode, step 1" : `step ${next.step}`;
   screen_.src = `screens/${next.number}`;
-  const zoom = next.width <= 640 ? Math.floor(Math.min(1200, innerWidth - 40) / next.width) || 1 : 1;
+  const room = Math.min((Math.min(1200, innerWidth) - 40) / next.width, (innerHeight - 260) / next.height);
+  const zoom = next.width <= 640 ? Math.floor(room) || 1 : 1;
   screen_.width = next.width * zoom;
   screen_.classList.toggle("small", zoom > 1);
   screen_.classList.remove("busy");
@@ -70,10 +80,13 @@ async function send() {
   screen_.classList.add("busy");
   const thought = find("thought");
   const body = JSON.stringify({ number: state.number, actions: [queue.shift()], thought: thought.value.trim() });
-  const reply = await fetch("act", { method: "POST", body });
-  find("fault").textContent = "";
-  if (reply.ok) { thought.value = ""; return; }
-  find("fault").textContent = (await reply.json()).error;
+  try {
+    const reply = await fetch("act", { method: "POST", body });
+    if (reply.ok) { thought.value = ""; return; }
+    find("fault").textContent = (await reply.json()).error;
+  } catch {
+    find("fault").textContent = "Not sent: there is no connection.";
+  }
   queue = [];
   sending = false;
   screen_.classList.remove("busy");
@@ -106,13 +119,22 @@ addEventListener("pointerup", (event) => {
     act({ do: "Drag", start: start.point, end: place(event) });
     return;
   }
+  if (clicked && Math.hypot(start.x - clicked.x, start.y - clicked.y) > DRAG_PIXELS) endClicks();
   clicks += 1;
+  clicked = start;
   clearTimeout(clickTimer);
-  clickTimer = setTimeout(() => {
-    act({ do: CLICKS[Math.min(clicks, 3) - 1], point: start.point });
-    clicks = 0;
-  }, CLICK_MS);
+  clickTimer = setTimeout(endClicks, CLICK_MS);
 });
+
+function endClicks() {
+  clearTimeout(clickTimer);
+  if (!clicked) return;
+  const action = { do: CLICKS[Math.min(clicks, 3) - 1], point: clicked.point };
+  clicks = 0;
+  clicked = null;
+  act(action);
+}
+
 screen_.addEventListener("contextmenu", (event) => {
   event.preventDefault();
   act({ do: "RightClick", point: place(event) });
@@ -131,6 +153,7 @@ screen_.addEventListener("wheel", (event) => {
 
 addEventListener("keydown", (event) => {
   if (event.isComposing || event.target.closest("input, button")) return;
+  endClicks();
   const held = [["ctrl", event.ctrlKey], ["alt", event.altKey], ["win", event.metaKey]].filter((one) => one[1]);
   const printable = [...event.key].length === 1;
   if (printable && (!held.length || event.getModifierState("AltGraph"))) {
@@ -153,6 +176,10 @@ addEventListener("keydown", (event) => {
 });
 
 for (const [id, action] of [["wait", { do: "Wait" }], ["done", { do: "Finished", content: "" }], ["fail", { do: "Fail" }]]) {
-  find(id).addEventListener("click", () => act(action));
+  find(id).addEventListener("click", () => {
+    find(id).blur(); // keys go to the screen again
+    endClicks();
+    act(action);
+  });
 }
 follow();

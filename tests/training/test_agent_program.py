@@ -13,6 +13,7 @@ from arpo.evaluation.evaluate import run_evaluation
 from arpo.reporting.display import Display
 from arpo.rollout.player import AGENT_LOGS
 from arpo.storage.run_folder import RunFolder
+from arpo.training.collect import run_collection
 from arpo.training.trainer import Trainer, run_training
 from trained import lines, train_to_end
 from verdicts import A, B, Scripted, small_config
@@ -86,3 +87,7 @@ def test_a_broken_program_ends_training(tmp_path):
         run_training(settings)
     log = Path(settings.run.dir) / AGENT_LOGS / "eval0-heldout-0-0.log"
     assert log.read_text() == "I give up\n"
+    collected = config(tmp_path / "collected", "--env.attempts=1", program=program)
+    with pytest.raises(UserError, match="I give up"):
+        run_collection(collected)
+    assert (Path(collected.run.dir) / AGENT_LOGS / "collect-0-0.log").read_text() == "I give up\n"

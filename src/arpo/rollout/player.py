@@ -138,7 +138,7 @@ def open_player(config: Config, *, learning: bool = False, teaching: bool = Fals
     student = replace(config, engine=replace(config.engine, name="in_process")) if teaching else config
     dialect = open_dialect(student)
     template = open_template(student)
-    program = _open_program(config, learning)
+    program = _open_program(config, with_folder=learning or teaching)
     cluster = open_cluster(config)
     pool = _open_pool(config, cluster)
     with closed_on_error(pool):
@@ -229,7 +229,7 @@ def release_gpu_memory() -> None:
     torch.cuda.empty_cache()
 
 
-def _open_program(config: Config, learning: bool) -> AgentProgram | None:
+def _open_program(config: Config, *, with_folder: bool) -> AgentProgram | None:
     """The agent program of the recipe. Without a run folder, its output goes to a temporary one."""
     if not config.rollout.agent:
         return None
@@ -243,7 +243,7 @@ def _open_program(config: Config, learning: bool) -> AgentProgram | None:
             f"is {config.rollout.agent!r}, but there is no such program: begin with a program or its path, "
             f"for example {sys.executable}",
         )
-    logs = Path(config.run.dir) / AGENT_LOGS if learning else Path(tempfile.mkdtemp(prefix="arpo-agent-"))
+    logs = Path(config.run.dir) / AGENT_LOGS if with_folder else Path(tempfile.mkdtemp(prefix="arpo-agent-"))
     return AgentProgram(
         command=command,
         logs=logs,

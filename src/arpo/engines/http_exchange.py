@@ -15,6 +15,7 @@ import aiohttp
 from arpo.errors import UserError, printable
 
 CONNECT_SECONDS = 10.0
+IDLE_SECONDS = 2.0  # then a connection is closed: vLLM closes it after 5 s, maybe while a request is sent
 _MAX_ERROR_BYTES = 10_000  # of an error; the rest is not read
 _MAX_LINE = 300  # characters of a server's text in a message
 
@@ -49,7 +50,7 @@ class HttpExchange:
                 "Content-Type": "application/json",
                 "Accept-Encoding": "identity",  # a small compressed response may be a huge one
             },
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
         )

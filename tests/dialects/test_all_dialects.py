@@ -7,34 +7,7 @@ from typing import Any, cast, get_args
 
 import pytest
 
-from arpo.actions import (
-    Action,
-    CallUser,
-    Click,
-    Direction,
-    DoubleClick,
-    Drag,
-    Fail,
-    Finished,
-    GiveAnswer,
-    Hotkey,
-    Hover,
-    KeyDown,
-    KeyUp,
-    LongPress,
-    MiddleClick,
-    MouseDown,
-    MouseUp,
-    OpenApp,
-    Point,
-    PressBack,
-    PressHome,
-    RightClick,
-    Scroll,
-    TripleClick,
-    Type,
-    Wait,
-)  # fmt: skip
+from arpo import actions as do
 from arpo.dialects.base import Answer, ParseError
 from arpo.dialects.check import PIECES, check_dialect
 from arpo.dialects.registry import DIALECTS, choose_dialect
@@ -59,27 +32,27 @@ def test_long_repetitions_are_refused(dialect):
                 dialect.parse(start + piece * (200_000 // len(piece)))
 
 
-HERE, THERE = Point(10.0, 20.0), Point(30.0, 40.0)
+HERE, THERE = do.Point(10.0, 20.0), do.Point(30.0, 40.0)
 ALL_ACTIONS = [
-    *(kind(point=HERE) for kind in (Click, DoubleClick, RightClick, MiddleClick, TripleClick, Hover)),
-    *(kind(point=HERE) for kind in (LongPress, MouseDown, MouseUp)),
-    Drag(start=HERE, end=THERE),
-    *(Scroll(point=place, direction=way, amount=3) for way in Direction for place in (HERE, None)),
-    *(Hotkey(keys=keys) for keys in (("ctrl", "c"), ("ctrl", "+"), ("pagedown",))),
-    KeyDown(key="shift"), KeyUp(key="shift"),
-    Type(text="it's </a> \"é\" {x}"), Type(text="two\nlines"), Type(text="two\nlines", submit=True),
-    OpenApp(name="Files"), PressHome(), PressBack(), Wait(), Wait(seconds=2.0),
-    GiveAnswer(text="42"), Finished(), Fail(), CallUser(),
+    *(kind(point=HERE) for kind in (do.Click, do.DoubleClick, do.TripleClick, do.RightClick, do.MiddleClick)),
+    *(kind(point=HERE) for kind in (do.Hover, do.LongPress, do.MouseDown, do.MouseUp)),
+    do.Drag(start=HERE, end=THERE),
+    *(do.Scroll(point=place, direction=way, amount=3) for way in do.Direction for place in (HERE, None)),
+    *(do.Hotkey(keys=keys) for keys in (("ctrl", "c"), ("ctrl", "+"), ("pagedown",))),
+    do.KeyDown(key="shift"), do.KeyUp(key="shift"),
+    do.Type(text="it's </a> \"é\" {x}"), do.Type(text="two\nlines"), do.Type(text="two\nlines", submit=True),
+    do.OpenApp(name="Files"), do.PressHome(), do.PressBack(), do.Wait(), do.Wait(seconds=2.0),
+    do.GiveAnswer(text="42"), do.Finished(), do.Fail(), do.CallUser(),
 ]  # fmt: skip
 WRITERS = tuple({dialect.write: dialect for dialect in DIALECTS if dialect.write}.values())
 
 
 @pytest.mark.parametrize("dialect", WRITERS, ids=lambda dialect: dialect.name)
 def test_what_a_dialect_writes_it_reads(dialect):
-    assert {type(action) for action in ALL_ACTIONS} == set(get_args(Action))
+    assert {type(action) for action in ALL_ACTIONS} == set(get_args(do.Action))
     for action in ALL_ACTIONS:
         assert dialect.parse(dialect.write([action], "")) == Answer(thought="", actions=(action,))
-    two = (Click(point=HERE), Type(text="a"))
+    two = (do.Click(point=HERE), do.Type(text="a"))
     assert dialect.parse(dialect.write(two, "Open it")) == Answer(thought="Open it", actions=two)
 
 
@@ -87,14 +60,14 @@ def test_what_a_dialect_writes_it_reads(dialect):
 def test_coordinates_are_converted_both_ways(dialect):
     screen, resized, units = (1920, 1080), (1932, 1092), dialect.coordinates
     for x, y in ((0, 0), (1, 1079), (960, 540), (1919, 7), (1234, 567)):
-        written = units.to_model(Click(point=Point(x, y)), resized, screen)
+        written = units.to_model(do.Click(point=do.Point(x, y)), resized, screen)
         back = units.to_screen(written, resized, screen)
         assert abs(back.point.x - x) <= 4 and abs(back.point.y - y) <= 3
         assert written == units.to_model(back, resized, screen) or units.floor
 
 
 def wait_for(text):
-    return Answer(thought="", actions=(Wait(seconds=float(text)),))
+    return Answer(thought="", actions=(do.Wait(seconds=float(text)),))
 
 
 @pytest.mark.parametrize(

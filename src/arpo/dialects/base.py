@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from arpo.actions import MAX_WAITS_SECONDS, Action, Wait, scale
+from arpo.actions import MAX_WAITS_SECONDS, Action, Wait, points_of, scale
 
 # Agents of released models, with their prompts, in the package desktop-env. `make osworld` installs it.
 AGENTS = ".venv-osworld/lib/python3.*/site-packages/mm_agents"
@@ -131,6 +131,24 @@ class Dialect:
     layout: Layout = Layout.TASK_FIRST
     history: History = History.ANSWERS
     summary: Callable[[str], str] = one_line
+
+    def answer(
+        self, actions: Sequence[Action], thought: str, model_size: tuple[int, int], screen: tuple[int, int]
+    ) -> str:
+        """The answer with these actions, which are in pixels of the screen.
+
+        Raises ParseError if the dialect cannot write, or if a point is outside the screen: a script with
+        another scale would teach it.
+        """
+        if self.write is None:
+            raise ParseError(f"actions cannot be written in the dialect {self.name}: send its text")
+        for point in (point for action in actions for point in points_of(action)):
+            if not (0 <= point.x < screen[0] and 0 <= point.y < screen[1]):
+                place, size = f"({point.x:g}, {point.y:g})", f"{screen[0]}x{screen[1]} pixels"
+                raise ParseError(f"the point {place} is outside the screen of {size}")
+        return self.write(
+            [self.coordinates.to_model(action, model_size, screen) for action in actions], thought
+        )
 
 
 def is_coordinate(value: Any) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from arpo.actions import Action
@@ -214,21 +215,5 @@ GUI_OWL = Dialect(
     history=History.TEXT,
     summary=_conclusion,
 )
-GUI_OWL_1_5 = Dialect(
-    name="gui_owl_1_5",
-    names=r"gui-?owl",
-    types=("qwen3_vl",),
-    coordinates=RELATIVE,
-    parse=parse,
-    write=write,
-    examples=_EXAMPLES,
-)
-MAI_UI = Dialect(
-    name="mai_ui",
-    names=r"mai-?ui",
-    types=("qwen3_vl",),
-    coordinates=RELATIVE,
-    parse=parse,
-    write=write,
-    examples=_EXAMPLES,
-)
+GUI_OWL_1_5 = replace(EVOCUA, name="gui_owl_1_5", names=r"gui-?owl")
+MAI_UI = replace(EVOCUA, name="mai_ui", names=r"mai-?ui")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from arpo.actions import Action, CallUser, Fail, Finished, points_of, up_to_terminal
+from arpo.actions import Action, CallUser, Fail, Finished, up_to_terminal
 from arpo.config import RolloutConfig
 from arpo.dialects.base import Dialect, History, ParseError
 from arpo.engines.base import Engine
@@ -75,13 +75,7 @@ class Agent:
 
     def write(self, actions: Sequence[Action], thought: str, screenshot: Screenshot) -> str:
         """The answer to this screenshot with these actions, in its pixels. Raises ParseError."""
-        if self.dialect.write is None:
-            raise ParseError(f"actions cannot be written in the dialect {self.dialect.name}: send its text")
-        require_on_screen(actions, screenshot.size)
-        sizes = self.renderer.model_size(screenshot), screenshot.size
-        return self.dialect.write(
-            [self.dialect.coordinates.to_model(action, *sizes) for action in actions], thought
-        )
+        return self.dialect.answer(actions, thought, self.renderer.model_size(screenshot), screenshot.size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,16 +91,6 @@ class Playing:
     on_turn: OnTurn
     look: Callable[[Screenshot], None]  # reports a distinct screenshot once
     measure: Measure
-
-
-def require_on_screen(actions: Sequence[Action], size: tuple[int, int]) -> None:
-    """Raise ParseError for a point outside the screen: a script that has another scale would teach it."""
-    width, height = size
-    for action in actions:
-        for point in points_of(action):
-            if not (0 <= point.x < width and 0 <= point.y < height):
-                place = f"({point.x:g}, {point.y:g})"
-                raise ParseError(f"the point {place} is outside the screen of {width}x{height} pixels")
 
 
 def draw_seed(seed: int, task_id: str, episode_id: str, turn: int) -> int:

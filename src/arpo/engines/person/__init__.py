@@ -66,7 +66,7 @@ class PersonEngine:
                 f'engine.name = "person": the dialect {dialect.name} of the student cannot be written. '
                 "Choose another model.path or model.dialect"
             )
-        self._student, self._dialect, self._write = student, dialect, dialect.write
+        self._student, self._dialect = student, dialect
         self._waiting: dict[str, _Asked] = {}  # by episode, oldest first
         self._episode: str | None = None  # on the page until it ends
         self._steps: dict[str, int] = {}
@@ -171,8 +171,8 @@ class PersonEngine:
         actions = up_to_terminal(
             [action_from_json(one, f"actions[{index}]") for index, one in enumerate(given)]
         )
-        sizes = self._student.model_size(screenshot), screenshot.size
-        text = self._write([self._dialect.coordinates.to_model(one, *sizes) for one in actions], thought)
+        size = self._student.model_size(screenshot)
+        text = self._dialect.answer(actions, thought, size, screenshot.size)
         read = self._dialect.parse(text)
         if [type(one) for one in read.actions] != [type(one) for one in actions]:
             raise ParseError("this thought cannot be told from an action: write it differently")

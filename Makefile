@@ -23,6 +23,11 @@ CUA_AGENT := $(VENV)/.installed-cua-agent
 
 LINT := $(BIN)/ruff format --check && $(BIN)/ruff check && $(BIN)/mypy
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
+# Tests with these options. What fails is repeated once, one test at a time: many tests start processes, and a slow
+# machine may be the reason. A test that passes only then stays listed as FAILED above, and has a fault to find.
+tests = $(PYTEST) $(1) || { [ $$? = 1 ] && echo "== Repeating the failed tests, one at a time" && \
+	$(PYTEST) $(1) -n 0 --last-failed --last-failed-no-failures none && \
+	echo "== Passed when repeated: the tests listed as FAILED above are not reliable"; }
 
 # Tests start hundreds of Python processes. Without bytecode files, each would compile the package again.
 export PYTHONDONTWRITEBYTECODE =
@@ -45,26 +50,26 @@ compare: $(RUNTIME) ## repeat the published comparison with three seeds (one nig
 # Style and types are checked beside the tests; their output follows. Three workers leave no core idle while a test waits.
 test: $(DEV) ## check style and types, and run the tests; ARGS="-k replay" selects tests
 	@trap 'kill 0' INT; ( $(LINT) ) >$(VENV)/lint.log 2>&1 & lint=$$!; failed=; \
-	$(PYTEST) -n 3 -m "not slow" $(ARGS) || failed="$(BIN)/python -m pytest NAME (names are listed above)"; \
+	{ $(call tests,-n 3 -m "not slow" $(ARGS)); } || failed="$(BIN)/python -m pytest NAME (names are listed above)"; \
 	wait $$lint || failed="$${failed:+$$failed; }make lint"; cat $(VENV)/lint.log; \
 	[ -z "$$failed" ] || { echo "Failed. To repeat it: $$failed" >&2; exit 1; }
 
 test-slow: $(DEV) $(OPENENV) $(INSPECT) $(VERIFIERS) ## run the tests that take long
-	$(PYTEST) -n 2 -m slow $(ARGS)
+	@$(call tests,-n 2 -m slow $(ARGS))
 
 test-real: $(DEV) $(CUA_AGENT) $(OPENENV) osworld ## run the tests on real desktops; FULL=1 includes the slow ones
-	$(PYTEST) -n 2 tests/real $(if $(FULL),,-m "not full") $(ARGS)
+	@$(call tests,-n 2 tests/real $(if $(FULL),,-m "not full") $(ARGS))
 
 test-vllm: $(DEV) $(VLLM) ## run the tests with vLLM, on the CPU
-	$(PYTEST) -n 2 --dist loadfile tests/vllm $(ARGS)
+	@$(call tests,-n 2 --dist loadfile tests/vllm $(ARGS))
 
 test-browser: $(DEV) $(MINIWOB) $(BROWSERGYM) ## run the tests in Debian's Chromium: arpo view, and web applications as environments
 	@test -x /usr/bin/chromium && command -v bwrap >/dev/null || \
 		{ echo "Chromium or bubblewrap is missing. On Debian or Ubuntu: apt-get install chromium bubblewrap" >&2; exit 1; }
-	$(PYTEST) -n 2 --dist loadfile tests/browser $(ARGS)
+	@$(call tests,-n 2 --dist loadfile tests/browser $(ARGS))
 
 test-cluster: $(RAY) $(VLLM) ## run the tests on a Ray cluster of four nodes on this machine
-	$(PYTEST) -n 2 --dist loadfile tests/ray_cluster $(ARGS)
+	@$(call tests,-n 2 --dist loadfile tests/ray_cluster $(ARGS))
 
 osworld: ## install real desktops: Debian packages (needs root or sudo), and desktop-env in .venv-osworld
 	PYTHONPATH=src $(PYTHON) -m arpo.envs.osworld.install $(OSWORLD_VENV)

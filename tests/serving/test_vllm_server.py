@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import venv
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -238,6 +239,13 @@ def test_the_linked_folder_has_this_package_alone(tmp_path):
     code = f"import sys; sys.path.insert(0, {str(packages)!r}); import arpo; print(arpo.__file__)"
     done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
     assert Path(done.stdout.strip()).resolve() == Path(arpo.__file__).resolve()
+
+
+def test_servers_that_start_at_the_same_time_share_the_package(tmp_path):
+    with ThreadPoolExecutor(8) as pool:
+        [packages] = set(pool.map(link_package, [tmp_path] * 200))
+    assert (packages / "arpo").resolve() == Path(arpo.__file__).resolve().parent
+    assert [path.name for path in tmp_path.iterdir()] == ["packages"]
 
 
 def test_vllm_finds_the_plug_in(tmp_path, monkeypatch):

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import arpo
 from arpo.config import Config, EngineConfig, ModelConfig
@@ -233,17 +234,20 @@ def caches() -> dict[str, str]:
 
 
 def link_package(folder: Path) -> Path:
-    """A folder for PYTHONPATH, in `folder`: this package alone, and the entry point of its vLLM plug-in."""
-    packages = folder / "packages"
-    packages.mkdir(parents=True, exist_ok=True)
-    link, target = packages / "arpo", Path(arpo.__file__).resolve().parent
-    if not link.is_symlink() or link.resolve() != target:
-        link.unlink(missing_ok=True)
-        link.symlink_to(target)
+    """A folder for PYTHONPATH, in `folder`: this package alone, and the entry point of its vLLM plug-in.
+
+    Servers that start at the same time share it, so each entry is replaced in one step.
+    """
+    packages, target = folder / "packages", Path(arpo.__file__).resolve().parent
     described = packages / "arpo_vllm_plugin-1.dist-info"
-    described.mkdir(exist_ok=True)
-    for name, text in _PLUGIN_FILES.items():
-        (described / name).write_text(text, "utf-8")
+    described.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder) as temporary:
+        new = Path(temporary)
+        (new / "arpo").symlink_to(target)
+        os.replace(new / "arpo", packages / "arpo")
+        for name, text in _PLUGIN_FILES.items():
+            (new / name).write_text(text, "utf-8")
+            os.replace(new / name, described / name)
     return packages.absolute()
 
 

@@ -408,6 +408,7 @@ class Sample:
     weight: float  # factor of each sampled token in the objective, all normalisation included
     replayed: bool
     kl_weight: float = 0.0  # the same in the KL term; 0 if replayed
+    teacher_weight: float = 0.0  # the same in the loss of a teacher's sample, whose `weight` is 0
     staleness: tuple[int, ...] = ()  # learner's version minus the oldest up to each sampled token; (): all 0
     answers: tuple[Answer, ...] = ()  # of the sampled tokens, in order; the learner does not need them
 

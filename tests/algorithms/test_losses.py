@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from arpo.algorithms.losses import Tokens, TokenSums, k3, kl_loss, policy_loss
+from arpo.algorithms.losses import Tokens, TokenSums, k3, kl_loss, policy_loss, teacher_loss
 from arpo.algorithms.microbatches import split_microbatches
 from arpo.algorithms.replay import ReplayBuffer
-from arpo.algorithms.samples import count_groups
+from arpo.algorithms.samples import count_groups, teacher_samples
 from arpo.config import LossConfig, ReplayConfig
 from arpo.types import Group, Sample, Trajectory
 from trajectories import all_updates, group, trajectory, turn
@@ -25,6 +25,7 @@ def tokens(
     behaviour: list[float] | None = None,
     replayed: list[bool] | None = None,
     stale: list[bool] | None = None,
+    teacher: list[float] | None = None,
 ) -> Tokens:
     """Tokens with these ratios π_θ/π_old; old and behaviour are probabilities, 0.5 unless told."""
     count = len(ratios)
@@ -37,6 +38,7 @@ def tokens(
         advantage_T=torch.full((count,), advantage, dtype=torch.float64),
         weight_T=torch.full((count,), 0.1, dtype=torch.float64),
         kl_weight_T=torch.full((count,), 0.2, dtype=torch.float64),
+        teacher_weight_T=torch.tensor(teacher or [0.0] * count, dtype=torch.float64),
         replayed_T=torch.tensor(replayed or [False] * count),
         stale_T=torch.tensor(stale or [False] * count),
     )
@@ -202,6 +204,24 @@ def test_the_kl_term_of_stale_tokens_is_corrected() -> None:
     assert gradient.tolist() == pytest.approx([0.1 * 1, 0.1 * 1.25, 0.1 * 0.5, 0.1 * 2])
 
 
+def test_the_loss_of_the_teachers_tokens_is_their_negative_log_likelihood() -> None:
+    """π_θ of four tokens: 0.5, 0.6, 0.25, 0.75. The last two are a teacher's: no ratio, clip or mean."""
+    nan = math.nan
+    batch = tokens(
+        [1.0, 1.2, 0.5, 1.5], 0.0, behaviour=[0.5, 0.5, nan, nan], replayed=[False, False, True, True],
+        teacher=[0.0, 0.0, 0.5, 0.5],
+    )  # fmt: skip
+    loss, sums = teacher_loss(batch)
+    nll = -math.log(0.25) - math.log(0.75)
+    assert loss.item() == pytest.approx(nll / 2) == pytest.approx(0.8370, abs=1e-4)
+    assert (sums.teacher_tokens, sums.teacher_nll) == (2, pytest.approx(nll))
+    (gradient,) = torch.autograd.grad(loss, batch.logp_T)
+    assert gradient.tolist() == [0.0, 0.0, -0.5, -0.5]
+    _, _, own = loss_and_gradient(batch)
+    assert (own.tokens, own.ratio, own.entropy) == (2, pytest.approx(2.2), pytest.approx(0.5))
+    assert own.kl == pytest.approx(1.2 - 1 - math.log(1.2))
+
+
 # ---- the whole objective, from groups to gradient, against a plain re-implementation in float64 ----
 
 VOCABULARY = 7
@@ -247,6 +267,12 @@ def batch_of_groups() -> list[Group]:
         group(episode(rng, 0.0, "k"), episode(rng, 0.0, "l"), index=5, task="z"),  # rescued by the seed
     ]
     return replay.rescue(groups, rng, version=VERSION)
+
+
+def taught_episodes() -> list[Trajectory]:
+    """Two successes of a teacher. Each has one token more than once, and sequences of several turns."""
+    rng = Random(6)
+    return [of_teacher(episode(rng, 1.0, name)) for name in ("seed-1", "seed-2")]
 
 
 def policies() -> tuple[Tensor, Tensor, Tensor]:
@@ -310,7 +336,20 @@ def plain_objective(
                         term = term * min(math.exp(logp_old.item() - mu), 2.0)
                     objective = objective + term / normaliser
                     before = token
-    return loss.kl * plain_kl(groups, policies, loss.aggregation, token_budget) - objective
+    kl = plain_kl(groups, policies, loss.aggregation, token_budget)
+    return loss.kl * kl + loss.teacher * plain_teacher_loss(theta) - objective
+
+
+def plain_teacher_loss(theta: Tensor) -> Tensor:
+    """Mean of −log π over all tokens of the teacher, in every aggregation."""
+    nll = []
+    for t in taught_episodes():
+        for s in t.turns:
+            before = s.context[-1]
+            for token in s.completion.token_ids:
+                nll.append(-torch.log_softmax(theta[before], 0)[token])
+                before = token
+    return torch.stack(nll).mean()
 
 
 def plain_kl(
@@ -375,13 +414,17 @@ def our_loss(
 ) -> Tensor:
     theta, old, base = policies
     (update,) = all_updates(groups, loss, tasks_per_update=8, token_budget=token_budget, version=VERSION)
+    taught = teacher_samples(taught_episodes()) if loss.teacher else ()
     total = torch.zeros((), dtype=torch.float64)
-    for microbatch in split_microbatches(update, max_tokens):
+    for microbatch in split_microbatches([*update, *taught], max_tokens):
         repeats = torch.tensor([sample.sampled_tokens for sample in microbatch])
         per_sample = torch.tensor(
-            [(s.advantage, s.weight, s.kl_weight, s.replayed) for s in microbatch], dtype=torch.float64
+            [(s.advantage, s.weight, s.kl_weight, s.teacher_weight, s.replayed) for s in microbatch],
+            dtype=torch.float64,
         )
-        advantage_T, weight_T, kl_weight_T, replayed_T = per_sample.repeat_interleave(repeats, 0).unbind(1)
+        advantage_T, weight_T, kl_weight_T, teacher_weight_T, replayed_T = per_sample.repeat_interleave(
+            repeats, 0
+        ).unbind(1)
         logp_T = table_logprobs(theta, microbatch)
         flat = Tokens(
             logp_T=logp_T,
@@ -393,6 +436,7 @@ def our_loss(
             advantage_T=advantage_T,
             weight_T=weight_T,
             kl_weight_T=kl_weight_T,
+            teacher_weight_T=teacher_weight_T,
             replayed_T=replayed_T.bool(),
             stale_T=torch.tensor(
                 [age > 0 for s in microbatch for age in s.staleness or (0,) * s.sampled_tokens]
@@ -400,26 +444,28 @@ def our_loss(
         )
         total = total + policy_loss(flat, loss, replay_ratio)[0]
         total = total + loss.kl * kl_loss(flat, table_logprobs(base, microbatch))[0]
+        total = total + loss.teacher * teacher_loss(flat)[0]
     return total
 
 
 @pytest.mark.parametrize("aggregation", ["sequence", "token", "constant"])
 @pytest.mark.parametrize(
-    ("ratio", "stale_ratio", "replay_ratio", "kl"),
+    ("ratio", "stale_ratio", "replay_ratio", "kl", "teacher"),
     [
-        ("recompute", "truncated", "recompute", 0.1),
-        ("behaviour", "recompute", "truncated", 0.1),
-        ("truncated", "behaviour", "behaviour", 0.0),
+        ("recompute", "truncated", "recompute", 0.1, 0.3),
+        ("behaviour", "recompute", "truncated", 0.1, 0.0),
+        ("truncated", "behaviour", "behaviour", 0.0, 0.3),
     ],
 )
 def test_the_whole_objective_agrees_with_a_plain_one(
-    aggregation: str, ratio: str, stale_ratio: str, replay_ratio: str, kl: float
+    aggregation: str, ratio: str, stale_ratio: str, replay_ratio: str, kl: float, teacher: float
 ) -> None:
     settings: dict[str, Any] = {
         "aggregation": aggregation,
         "ratio": ratio,
         "stale_ratio": stale_ratio,
         "kl": kl,
+        "teacher": teacher,
     }
     groups, three = batch_of_groups(), policies()
     assert len(groups[1].rescues) == 1 and groups[5].rescues[0].stored_episode == "seed"

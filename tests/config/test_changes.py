@@ -26,6 +26,7 @@ FIXED = sorted(name for name, allowed in ON_RESUME.items() if allowed is OnResum
 # Values and companions of keys for which no simple other value is valid.
 OTHERS: Mapping[str, tuple[Mapping[str, object], object]] = {
     "cluster.hosts": ({"cluster.ray": "auto"}, 2),
+    "loss.teacher": ({"replay.seeds": "taught"}, 0.1),
     "train.method": ({"train.max_staleness": 0, "loss.kl": 0}, "rft"),
     "train.dynamic_sampling": ({"train.max_staleness": 0, "replay.enabled": False}, True),
 }

@@ -106,7 +106,7 @@ def prepare(folder: Path) -> None:
     ):
         words = ["train", "desk", "--run.dir", name, *settings]
         assert main([*words, *tiny_settings(words)]) == 0
-    for name in ("first", "s0", "mine", "arpo"):
+    for name in ("first", "s0", "mine", "arpo", "sft"):
         shutil.copytree("runs/desk", f"runs/{name}")
 
 

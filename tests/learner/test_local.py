@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from arpo.algorithms.replay import ReplayBuffer
+from arpo.algorithms.samples import teacher_samples
 from arpo.config import Config, LossConfig, ModelConfig, OptimConfig, ReplayConfig
 from arpo.errors import UserError
 from arpo.learner.base import Batch
@@ -58,9 +59,10 @@ def screenshot(shade: int) -> Screenshot:
 
 def config(*, tokens_per_microbatch: int = 10_000, loss: LossConfig | None = None, **optim: Any) -> Config:
     optim = {"lr": 1e-3, "warmup_updates": 0, "weight_decay": 0.0, "grad_norm": 1e9} | optim
+    loss = loss or LossConfig()
     return Config(
-        loss=loss or LossConfig(),
-        replay=ReplayConfig(ratio="truncated"),
+        loss=loss,
+        replay=ReplayConfig(ratio="truncated", seeds="taught" if loss.teacher else ""),
         optim=OptimConfig(tokens_per_microbatch=tokens_per_microbatch, **optim),
     )
 
@@ -189,6 +191,39 @@ def test_episodes_without_a_screenshot_agree_with_a_plain_training_loop() -> Non
     norm = math.sqrt(sum(grad.double().square().sum().item() for grad in learned))
     assert metrics["loss"] == pytest.approx(loss.item(), abs=1e-6)
     assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
+
+
+def test_the_teachers_loss_agrees_with_a_plain_one_also_in_an_update_without_signal() -> None:
+    """Two updates: a group with signal and a teacher's episode, then two of the teacher's alone."""
+    rng = Random(4)
+    own = group(episode(rng, 1, "a", 1), episode(rng, 0, "b", 2))
+    taught = [episode(rng, 1, name, turns) for name, turns in (("s", 3), ("t", 1), ("u", 1))]
+    parts = [([own], taught[:1]), ([], taught[1:])]
+    one = learner(tokens_per_microbatch=60, loss=LossConfig(teacher=0.5))
+    updates = (
+        (*updates_of(mine)[0], *teacher_samples(theirs)) if mine else tuple(teacher_samples(theirs))
+        for mine, theirs in parts
+    )
+    metrics = train(one, *updates)
+
+    model, old_model = new_model().eval(), new_model().eval()
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.99), weight_decay=0.0)
+    losses, nlls = [], []
+    for mine, theirs in parts:
+        samples = teacher_samples(theirs)
+        nll_T = torch.cat([-sampled_logprobs(model, [each], RENDERER, 1.0)[0].double() for each in samples])
+        loss = plain_loss(model, old_model, mine, LossConfig(), "truncated") + 0.5 * nll_T.mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+        nlls += nll_T.tolist()
+    assert metrics["loss"] == pytest.approx(sum(losses) / 2, rel=1e-4)
+    assert metrics["teacher_loss"] == pytest.approx(sum(nlls) / len(nlls), rel=1e-4)
+    assert metrics["tokens"] == sum(t.sampled_tokens for t in own.trajectories)
+    every = [*teacher_samples(taught)]
+    ours, theirs_T = (sampled_logprobs(m, every, RENDERER, 1.0)[0] for m in (one.weights().handle, model))
+    torch.testing.assert_close(ours, theirs_T, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.slow

@@ -79,6 +79,20 @@ def poisoned(batch: Batch) -> Batch:
     return Batch(updates=((replace(first[0], advantage=math.nan), *first[1:]), *rest))
 
 
+def with_teacher(batch: Batch) -> Batch:
+    """The batch with a sample of a teacher at the end of each update."""
+    taught = replace(
+        batch.updates[0][0],
+        behaviour_logprobs=(),
+        advantage=0.0,
+        weight=0.0,
+        replayed=True,
+        kl_weight=0.0,
+        teacher_weight=0.1,
+    )
+    return replace(batch, updates=tuple((*update, replace(taught)) for update in batch.updates))
+
+
 def assert_close_stats(ours: Stats, theirs: Stats) -> None:
     for update, expected in zip(ours, theirs, strict=True):
         for one, other in zip(update, expected, strict=True):
@@ -92,7 +106,7 @@ def assert_close_stats(ours: Stats, theirs: Stats) -> None:
     ("family", "settings"),
     [
         (QWEN2_5, {}),
-        (QWEN2_5, {"ranks": 3, "kl": 0.3}),
+        (QWEN2_5, {"ranks": 3, "kl": 0.3, "teacher": 0.5}),
         (QWEN3, {"kl": 0.3, "train": "lora"}),  # its deep features and, here, tied embeddings
         (QWEN2_5, {"kl": 0.3, "train": "language"}),
         (QWEN3_5, {"kl": 0.3}),
@@ -103,6 +117,8 @@ def test_ranks_learn_what_one_process_learns(family: str, settings: dict[str, An
     save_folder(tiny_qwen3(tied=True) if family == QWEN3 else tiny_of(family), tmp_path)
     recipe = config(tmp_path, **settings)
     first, second = batches(renderer_of(recipe))
+    if recipe.loss.teacher:
+        first = with_teacher(first)
     given = [first, poisoned(second), second, Batch(updates=((),))]
     one = alone(recipe)
     with on_ranks(recipe) as several:
@@ -122,6 +138,7 @@ def test_ranks_learn_what_one_process_learns(family: str, settings: dict[str, An
     assert [line["skipped"] for line in measured] == [0, 1, 0, 0]
     assert (measured[2]["updates"], measured[2]["samples"], measured[2]["tokens"] > 9) == (2, 5, True)
     assert bool(settings.get("kl")) == (measured[2]["base_kl"] > 1e-4)
+    assert bool(settings.get("teacher")) == ("teacher_loss" in measured[0])
     after, expected = weights(several), weights(one)
     assert after.keys() == expected.keys()
     assert all_close(after, expected)

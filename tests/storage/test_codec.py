@@ -87,6 +87,7 @@ def test_a_sample_is_read_as_it_was_written():
         weight=0.25,
         replayed=False,
         kl_weight=0.125,
+        teacher_weight=0.5,
         staleness=(0, 1),
     )
     assert sample_from_json(json.loads(json.dumps(sample_to_json(sample))), {shot.sha256: shot}) == sample

@@ -63,13 +63,13 @@ def batches(renderer: Renderer) -> list[Batch]:
     return [scaled, Batch(updates=(update(4), update(1)))]
 
 
-def config(folder: Path, *, ranks: int = 2, kl: float = 0.0, **model: Any) -> Config:
+def config(folder: Path, *, ranks: int = 2, kl: float = 0.0, teacher: float = 0.0, **model: Any) -> Config:
     dtype = model.get("dtype", "float32")
     return Config(
         run=RunConfig(threads=1),
         model=ModelConfig(path=str(folder), device="cpu", lora_rank=4, **model),
-        loss=LossConfig(kl=kl),
-        replay=ReplayConfig(ratio="truncated"),
+        loss=LossConfig(kl=kl, teacher=teacher),
+        replay=ReplayConfig(ratio="truncated", seeds="taught" if teacher else ""),
         optim=OptimConfig(
             lr=1e-3,
             warmup_updates=3,

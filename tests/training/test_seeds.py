@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from contextlib import closing
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from arpo.reporting.display import Display
 from arpo.storage.run_folder import RunFolder, RunFolderReader
 from arpo.training.collect import run_collection
 from arpo.training.offline import open_source
+from arpo.training.seeds import draw_seeds
 from arpo.training.trainer import Trainer, run_training
 from arpo.viewer.export import index_all
 from arpo.viewer.library import Library
@@ -109,9 +111,42 @@ def _check_viewer(folder: Path) -> None:
 
 def test_asynchronous_training_uses_seeds_too(taught: Path, tmp_path: Path) -> None:
     Scripted.play({})
-    config = seeded(tmp_path, taught, [A, B], "--train.epochs=2", "--train.max_staleness=1")
+    settings = ("--train.epochs=2", "--train.max_staleness=1", "--loss.teacher=0.5")
+    config = seeded(tmp_path, taught, [A, B], *settings)
     train(config)
-    assert [batch["seeded"] for batch in lines(config, "metrics.jsonl")[1:]] == [1, 1]
+    batches = lines(config, "metrics.jsonl")[1:]
+    assert [batch["seeded"] for batch in batches] == [1, 1]
+    assert batches[0]["teacher_loss"] > batches[1]["teacher_loss"] > 0
+
+
+def test_the_teachers_loss_trains_batches_without_signal_and_resumes(taught: Path, tmp_path: Path) -> None:
+    """Every episode fails, without replay. Each of the three seeds fits two updates in three."""
+    Scripted.play({})
+    settings = ("--replay.enabled=false", "--loss.teacher=0.5", "--store.prune_every=1", "--optim.lr=1e-3")
+    whole = seeded(tmp_path / "whole", taught, [A, C], "--train.epochs=3", *settings)
+    trainer = train(whole)
+    assert trainer.replay.state() == {}
+    batches = lines(whole, "metrics.jsonl")[1:]
+    for batch in batches:
+        names = ("success", "without_signal", "rescued", "seeded", "replay_size", "tokens", "updates")
+        assert [batch[name] for name in names] == [0, 2, 0, 0, 0, 0, 1]
+        assert batch["samples"] == 2 and batch["grad_norm"] > 0
+        assert batch["loss"] == pytest.approx(0.5 * batch["teacher_loss"])
+    assert batches[0]["teacher_loss"] > batches[2]["teacher_loss"]
+    for epochs in (1, 3):
+        parts = seeded(tmp_path / "parts", taught, [A, C], f"--train.epochs={epochs}", *settings)
+        train(parts)
+    assert without_evaluations(parts) == without_evaluations(whole)
+
+
+def test_each_update_draws_its_own_seeds_and_a_resumed_run_the_same() -> None:
+    names = [f"seed-{number}" for number in range(9)]
+    drawn = [draw_seeds(names, 4, seed, batch, update) for seed, batch, update in product(range(2), repeat=3)]
+    assert len({*map(tuple, drawn)}) == 8
+    assert all(len({*one}) == 4 and {*one} <= {*names} for one in drawn)
+    assert draw_seeds(names, 4, 1, 1, 1) == drawn[-1]
+    assert sorted(draw_seeds(names[:3], 4, 0, 0, 0)) == names[:3]
+    assert draw_seeds([], 4, 0, 0, 0) == []
 
 
 def refused(config: Config) -> str:
@@ -167,3 +202,10 @@ def test_seeds_of_another_text_of_the_task_are_left_out_and_counted(
 def test_what_has_no_use_for_seeds_refuses_them(settings: tuple[str, ...], message: str) -> None:
     with pytest.raises(UserError, match=re.escape(message)):
         load_config(None, ["--replay.seeds=x", *settings])
+
+
+def test_a_teachers_loss_needs_seeds_and_online_training() -> None:
+    with pytest.raises(UserError, match=re.escape("loss.teacher: is 0.1, must be 0 without replay.seeds")):
+        load_config("desk", ["--loss.teacher=0.1"])
+    with pytest.raises(UserError, match=re.escape("loss.teacher: is 0.1, must be 0 with train.method = sft")):
+        load_config(None, ["--loss.teacher=0.1", "--train.method=sft"])

@@ -7,6 +7,9 @@ weights contain the normalisation, so losses of micro-batches add up. No model r
 The policy did not sample the tokens of a seed of replay, so they have no μ. There π_old takes its place, in
 every ratio mode: the ratio is 1 at the first update of a batch, and the clip bounds each token's change per
 batch. The gradient is then that of Â log π_θ: the likelihood of the teacher's tokens times the advantage.
+
+The teacher's samples of loss.teacher are seeds, too, but have no advantage: their loss is −log π_θ. They have
+no part in the policy loss, in the KL term or in the means of the tokens.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ class Tokens:
     advantage_T: Tensor
     weight_T: Tensor
     kl_weight_T: Tensor  # 0 at replayed tokens
+    teacher_weight_T: Tensor  # 0 except at tokens of the teacher's samples
     replayed_T: Tensor  # bool
     stale_T: Tensor  # bool: an older policy version sampled the token, in asynchronous training
 
@@ -41,7 +45,8 @@ class TokenSums:
     """Sums over tokens. Unlike means, they add up over micro-batches.
 
     `gap` and `engine_kl` cover tokens of the current version: there μ and π_old should agree. `base_kl`
-    covers all tokens that are not replayed, with the correction of stale ones.
+    covers all tokens that are not replayed, with the correction of stale ones. Only the last two cover tokens
+    of the teacher's samples.
     """
 
     tokens: int = 0
@@ -56,6 +61,8 @@ class TokenSums:
     gap: float = 0.0  # |log π_old − log μ|
     engine_kl: float = 0.0  # μ against π_old
     stale_kl: float = 0.0  # the same at stale tokens, where μ is an older policy
+    teacher_tokens: int = 0
+    teacher_nll: float = 0.0  # −log π_θ of these tokens
 
     def __add__(self, other: TokenSums) -> TokenSums:
         return TokenSums(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
@@ -109,6 +116,14 @@ def kl_loss(tokens: Tokens, base_logp_T: Tensor) -> tuple[Tensor, TokenSums]:
     return (tokens.kl_weight_T[fresh_T] * kl_T).sum(), TokenSums(base_kl=kl_T.sum().item())
 
 
+def teacher_loss(tokens: Tokens) -> tuple[Tensor, TokenSums]:
+    """−Σ teacher_weight · log π_θ, over the tokens of the teacher's samples."""
+    taught_T = tokens.teacher_weight_T > 0
+    nll_T = -tokens.logp_T[taught_T]
+    sums = TokenSums(teacher_tokens=nll_T.numel(), teacher_nll=nll_T.sum().item())
+    return (tokens.teacher_weight_T[taught_T] * nll_T).sum(), sums
+
+
 def k3(logp_T: Tensor, other_logp_T: Tensor) -> Tensor:
     """Estimate of KL(p ‖ q) at tokens sampled from p: q/p − 1 − log q/p. Unbiased and never negative."""
     log_ratio_T = other_logp_T - logp_T
@@ -135,13 +150,14 @@ def _correction(old_logp_T: Tensor, behaviour_logp_T: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _sums(tokens: Tokens, terms: TokenTerms) -> TokenSums:
+    own_T = tokens.teacher_weight_T == 0
     return engine_sums(tokens) + TokenSums(
-        tokens=terms.ratio_T.numel(),
-        clipped=terms.clipped_T.sum().item(),
-        capped=terms.capped_T.sum().item(),
-        ratio=terms.ratio_T.sum().item(),
-        entropy=tokens.entropy_T.sum().item(),
-        kl=k3(tokens.old_logp_T, tokens.logp_T).sum().item(),
+        tokens=int(own_T.sum()),
+        clipped=terms.clipped_T[own_T].sum().item(),
+        capped=terms.capped_T[own_T].sum().item(),
+        ratio=terms.ratio_T[own_T].sum().item(),
+        entropy=tokens.entropy_T[own_T].sum().item(),
+        kl=k3(tokens.old_logp_T, tokens.logp_T)[own_T].sum().item(),
     )
 
 

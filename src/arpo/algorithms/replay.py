@@ -89,7 +89,9 @@ class ReplayBuffer:
         return trajectory.score >= self._config.threshold
 
     def _store(self, trajectory: Trajectory) -> None:
-        if is_example(trajectory.score, trajectory.malformed, self._config.threshold):
+        if self._config.enabled and is_example(
+            trajectory.score, trajectory.malformed, self._config.threshold
+        ):
             success = _Success(
                 episode_id=trajectory.episode_id,
                 policy_version=trajectory.policy_version,

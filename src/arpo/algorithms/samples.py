@@ -10,7 +10,7 @@ them into a group.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from arpo.algorithms.credit import Credit
@@ -237,6 +237,17 @@ def trajectory_samples(
             staleness=() if replayed else _staleness(version, sequence.versions),
             answers=tuple(sequence.answers),
         )
+
+
+def teacher_samples(episodes: Sequence[Trajectory]) -> Iterator[Sample]:
+    """The teacher's samples of one update (loss.teacher).
+
+    Their loss is the mean of −log π over the tokens of these episodes, whatever else is in the update.
+    """
+    tokens = sum(episode.sampled_tokens for episode in episodes)
+    for episode in episodes:
+        for sample in trajectory_samples(episode, advantage=0.0, weight=0.0, replayed=True):
+            yield replace(sample, teacher_weight=1 / tokens)
 
 
 def prompt_cost(trajectories: Iterable[Trajectory]) -> tuple[float, float]:

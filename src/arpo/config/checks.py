@@ -102,11 +102,17 @@ def check_combinations(config: Config) -> None:
             "train.curriculum",
             f"is {train.curriculum}, must be none with plugins.curriculum, which decides the order of tasks",
         )
-    if config.replay.seeds and not config.replay.enabled:
+    if config.replay.seeds and not (config.replay.enabled or config.loss.teacher):
         raise BadSetting(
             "replay.seeds",
-            f"is {shorten(config.replay.seeds)}, must be empty with replay.enabled = false: only replay uses "
-            "seeds",
+            f"is {shorten(config.replay.seeds)}, must be empty with replay.enabled = false: only replay and "
+            "loss.teacher use seeds",
+        )
+    if config.loss.teacher and not config.replay.seeds and train.method == "online":
+        raise BadSetting(
+            "loss.teacher",
+            f"is {config.loss.teacher:g}, must be 0 without replay.seeds: name the folder with the teacher's "
+            "successes, of `arpo collect`",
         )
     if train.dynamic_sampling and config.replay.enabled:
         raise BadSetting(
@@ -187,6 +193,11 @@ def _check_offline(config: Config) -> None:
             "loss.kl",
             f"is {config.loss.kl}, must be 0 {method}: the KL term needs answers of the current policy, and "
             "stored answers are older",
+        )
+    if config.loss.teacher:
+        raise BadSetting(
+            "loss.teacher",
+            f"is {config.loss.teacher:g}, must be 0 {method}: it adds to the loss of online training",
         )
     if config.reward.judge:
         raise BadSetting(

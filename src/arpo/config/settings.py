@@ -502,6 +502,12 @@ class LossConfig:
     )
     format_weight: float = setting(1.0, "Penalty for an answer that does not parse", low=0)
     kl: float = setting(0.0, "Weight of the KL term (k3) against the base model; 0: off", low=0)
+    teacher: float = setting(
+        0.0,
+        "Weight of the teacher's loss, added to each update: the mean of -log p over the tokens of as many "
+        "random episodes of replay.seeds as the update has tasks; 0: off",
+        low=0,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

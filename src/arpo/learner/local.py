@@ -21,7 +21,15 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from arpo.algorithms.losses import Tokens, TokenSums, TokenTerms, engine_metrics, kl_loss, policy_loss
+from arpo.algorithms.losses import (
+    Tokens,
+    TokenSums,
+    TokenTerms,
+    engine_metrics,
+    kl_loss,
+    policy_loss,
+    teacher_loss,
+)
 from arpo.algorithms.microbatches import Microbatch, split_microbatches
 from arpo.config import Config, OptimConfig
 from arpo.engines.base import Weights
@@ -181,6 +189,9 @@ class LocalLearner:
         if base_logp_T is not None:
             kl, kl_sums = kl_loss(tokens, base_logp_T)
             loss, sums = loss + settings.kl * kl, sums + kl_sums
+        if settings.teacher:
+            nll, nll_sums = teacher_loss(tokens)
+            loss, sums = loss + settings.teacher * nll, sums + nll_sums
         if self._splits:
             gradients = torch.autograd.grad(loss, list(self._parameters.values()), allow_unused=True)
         else:
@@ -341,6 +352,7 @@ class _BatchMetrics:
             "samples": float(self.samples),
             "updates": float(steps),
             "skipped": float(self.skipped),
+            **({"teacher_loss": sums.teacher_nll / sums.teacher_tokens} if sums.teacher_tokens else {}),
             **engine_metrics(sums),
         }
 
@@ -412,6 +424,7 @@ def loss_tokens(microbatch: Microbatch, logp_T: Tensor, entropy_T: Tensor, old_l
         advantage_T=repeat([sample.advantage for sample in microbatch]),
         weight_T=repeat([sample.weight for sample in microbatch]),
         kl_weight_T=repeat([sample.kl_weight for sample in microbatch]),
+        teacher_weight_T=repeat([sample.teacher_weight for sample in microbatch]),
         replayed_T=repeat([sample.replayed for sample in microbatch]).bool(),
         stale_T=logp_T.new_tensor(stale).bool(),
     )

@@ -292,6 +292,13 @@ METRICS: Mapping[str, Metric] = {
             "grows slowly. If it grows fast while held-out success falls, raise loss.kl."
         ),
     ),
+    "teacher_loss": Metric(
+        title="Teacher's loss",
+        explanation=(
+            "loss.teacher: mean of -log p over the tokens of the teacher in this batch, without the weight. "
+            "Should fall. These tokens have no part in entropy, ratio, kl and tokens."
+        ),
+    ),
     "entropy": Metric(
         title="Entropy",
         explanation=(

@@ -353,6 +353,7 @@ def sample_to_json(sample: Sample) -> dict[str, Any]:
         "weight": sample.weight,
         "replayed": sample.replayed,
         "kl_weight": sample.kl_weight,
+        "teacher_weight": sample.teacher_weight,
         "staleness": ids_to_json(sample.staleness),
     }
 

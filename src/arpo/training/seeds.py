@@ -1,4 +1,6 @@
-"""Seeds of replay (replay.seeds): successes, for example of a teacher, that a new run begins with.
+"""Seeds (replay.seeds): successes, for example of a teacher, that a new run begins with.
+
+Replay puts them into groups, and loss.teacher adds their likelihood to each update.
 
 They are copied into the run folder. So a resumed run, pruning and the viewer need no other folder. The copies
 have no log-probabilities and no policy versions: the policy of this run did not sample their tokens. `losses`
@@ -11,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
+from random import Random
 
 from arpo.config import Config, RolloutConfig
 from arpo.errors import UserError
@@ -69,7 +72,21 @@ def copy_seeds(run: Run, source: Source) -> Iterator[Trajectory]:
     if unfit:
         run.display.note(f"{reader.folder}: {left_out}")
     counts = f"{count_noun(seeds, 'seed')} of {count_noun(seeded, 'task')}"
-    run.display.note(f"replay starts with {counts}, from {reader.folder}")
+    use = "replay starts with" if config.replay.enabled else "loss.teacher uses"
+    run.display.note(f"{use} {counts}, from {reader.folder}")
+
+
+def copied_seeds(store: RunFolderReader) -> list[str]:
+    """The episode ids of all seeds in a run folder, also of those that replay has dropped."""
+    return sorted(name for name in store.episode_ids() if name.startswith(f"{SEED}-"))
+
+
+def draw_seeds(names: Sequence[str], count: int, seed: int, batch: int, update: int) -> list[str]:
+    """`count` different ones at random for one update, or all if there are fewer.
+
+    A resumed run draws the same.
+    """
+    return Random(f"teacher/{seed}/{batch}/{update}").sample(names, min(count, len(names)))
 
 
 def _nothing(source: Source, reason: str = "") -> UserError:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 from arpo.algorithms.credit import Credit
 from arpo.algorithms.noisy_rewards import confusion, doubtful, is_judged_success
 from arpo.algorithms.replay import ReplayBuffer, replay_rng
-from arpo.algorithms.samples import GroupStats, build_updates, count_groups, prompt_cost
+from arpo.algorithms.samples import GroupStats, build_updates, count_groups, prompt_cost, teacher_samples
 from arpo.algorithms.schedules import decay
 from arpo.config import Config
 from arpo.config.changes import find_changes
@@ -43,8 +44,8 @@ from arpo.training.lock_step import LockStep, trained_groups
 from arpo.training.offline import OfflineTrainer, Source
 from arpo.training.reporting import report_failed_episodes
 from arpo.training.run import Run
-from arpo.training.seeds import copy_seeds, open_seeds
-from arpo.types import Group, Sample
+from arpo.training.seeds import copied_seeds, copy_seeds, draw_seeds, open_seeds
+from arpo.types import Group, Sample, Trajectory
 
 MODEL = "model"
 Watching = Callable[[Path, Callable[[str], None]], AbstractContextManager[object]]
@@ -83,6 +84,7 @@ class Trainer:
             self._restore(self.run.restored)
         elif config.replay.seeds:
             self.replay.restore(copy_seeds(self.run, seeds or open_seeds(config, self.run.display)))
+        self._taught = copied_seeds(store) if config.loss.teacher else []
 
     async def train(self) -> bool:
         """Train until all epochs are done or the run is asked to stop. Returns True if all are done."""
@@ -132,12 +134,12 @@ class Trainer:
         return doubtful(played, progress.audit.total.noise(), threshold)
 
     async def _samples(self, groups: Sequence[Group]) -> Batch:
-        """The samples of the groups, with their advantages, split into updates.
+        """The samples of the groups, with their advantages, split into updates, and those of the teacher.
 
         A sample of a long episode takes a millisecond. Rollouts continue after each one.
         """
         rollout = self.config.rollout
-        updates = []
+        updates: list[tuple[Sample, ...]] = []
         for update in build_updates(
             trained_groups(groups, self.config.loss, self.config.train, self.credit),
             self.config.loss,
@@ -147,11 +149,18 @@ class Trainer:
             credit=self.credit,
         ):
             samples = []
-            for sample in update:
+            taught = await self.run.work(partial(self._load_taught, len(updates))) if self._taught else []
+            for sample in chain(update, teacher_samples(taught)):
                 samples.append(sample)
                 await asyncio.sleep(0)
             updates.append(tuple(samples))
         return Batch(updates=tuple(updates), lr_scales=self._lr_scales(len(groups), len(updates)))
+
+    def _load_taught(self, update: int) -> list[Trajectory]:
+        """The teacher's episodes of an update of this batch, which is counted from 0."""
+        run, count = self.run, self.config.train.tasks_per_update
+        names = draw_seeds(self._taught, count, self.config.run.seed, run.progress.batch, update)
+        return [load_checked(run.store, name, run.player) for name in names]
 
     def _lr_scales(self, played: int, updates: int) -> tuple[float, ...]:
         """Factors of the learning rate. Progress is measured in tasks: their total is known in advance.
@@ -267,7 +276,8 @@ class Trainer:
         every = self.config.store.prune_every
         if every and self.run.progress.batch % every == 0:
             # Episodes that wait for a batch may have ended after the checkpoint: the next one names them.
-            self.run.store.prune(self.run.checkpoints.needed_episodes() | self.source.waiting_episodes())
+            needed = self.run.checkpoints.needed_episodes() | self.source.waiting_episodes()
+            self.run.store.prune(needed.union(self._taught))
 
     def _restore(self, state: State) -> None:
         stored = [episode for episodes in state.replay.values() for episode in episodes]

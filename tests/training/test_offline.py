@@ -354,6 +354,7 @@ def test_a_source_with_nothing_to_learn_is_refused(source: Path, tmp_path: Path)
     [
         ("--loss.ratio=behaviour", "loss.ratio: is behaviour, must be recompute with train.method = dpo"),
         ("--loss.kl=0.1", "loss.kl: is 0.1, must be 0 with train.method = dpo"),
+        ("--loss.kl=0.2", "current policy, and stored answers are older. Add --loss.kl 0"),
         ("--train.curriculum=middle", "train.curriculum: is middle, must be none with train.method = dpo"),
         (
             "--train.dynamic_sampling=true",

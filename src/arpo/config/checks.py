@@ -192,7 +192,7 @@ def _check_offline(config: Config) -> None:
         raise BadSetting(
             "loss.kl",
             f"is {config.loss.kl}, must be 0 {method}: the KL term needs answers of the current policy, and "
-            "stored answers are older",
+            "stored answers are older. Add --loss.kl 0",
         )
     if config.loss.teacher:
         raise BadSetting(

@@ -173,10 +173,10 @@ def test_unknown_domains_and_ids_are_reported_with_the_known_ones() -> None:
     tasks = pool(os=["task-01", "task-02"], vlc=[f"movie-{n:02}" for n in range(30)])
     with pytest.raises(UserError, match=r"tasks.domains: no task of domain 'vcl'; the domains are: os, vlc"):
         select_tasks(tasks, TasksConfig(domains="os,vcl"))
-    with pytest.raises(UserError, match=r"tasks.ids: no task 'task-03' \(did you mean task-02\?\)"):
+    with pytest.raises(UserError, match=r"no task 'task-03' among the 32 tasks \(did you mean task-02\?\)"):
         select_tasks(tasks, TasksConfig(ids="task-03"))
     with pytest.raises(
-        UserError, match=r"tasks.ids: no task 'xyz' \(there are 32: movie-00, movie-01, movie"
+        UserError, match=r"tasks.ids: no task 'xyz' among the 32 tasks. Example: --tasks.ids task-01,task-02"
     ):
         select_tasks(tasks, TasksConfig(ids="xyz"))
     with pytest.raises(
@@ -292,6 +292,7 @@ def test_a_defect_is_reported_with_its_location(tmp_path: Path, content: object,
 
 def test_a_missing_or_unreadable_file_is_reported(tmp_path: Path) -> None:
     assert f"{tmp_path}/gone.json: no such task file: check the path" in refusal(tmp_path / "gone.json")
+    assert refusal(tmp_path / "gone.json").endswith("; --tasks.ids chooses some tasks of a list")
     assert "contains test_all.json and examples/" in refusal(tmp_path)
     (tmp_path / "tasks.json").write_bytes(b'["\xff"]')
     assert "byte 2: not UTF-8 text" in refusal(tmp_path / "tasks.json")

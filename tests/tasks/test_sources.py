@@ -41,7 +41,11 @@ def test_a_list_is_loaded_and_selected_as_before() -> None:
         ("desk:32", {"families": "SetTheme"}, "tasks.families: is for desk:fresh, and the tasks are desk:32"),
         ("desk:32", {"goals": "1"}, "tasks.goals: is for desk:fresh"),
         ("desk:32", {"distinct": 5}, "tasks.distinct: is for desk:fresh"),
-        ("desk:fresh", {"ids": "pool-001", "distinct": 5}, "tasks.ids: is for task lists"),
+        (
+            "desk:fresh",
+            {"ids": "pool-001", "distinct": 5},
+            "tasks.ids: is for task lists, and the tasks are desk:fresh: use tasks.families, or a list",
+        ),
         ("desk:fresh", {}, "desk:fresh: its tasks have no end: set tasks.distinct"),
     ],
 )

@@ -29,7 +29,8 @@ A teacher may play instead of the model, for train.method sft or replay.seeds: a
 (--engine.name openai), you (--engine.name person) or a script (--agent).""",
     example="""\
 arpo collect paper --run.dir runs/collected
-arpo train paper/rft --offline.source runs/collected --run.dir runs/rft""",
+arpo train paper/rft --offline.source runs/collected --run.dir runs/rft
+arpo collect desk --tasks.ids pool-018,pool-019 --train.epochs 1 --engine.name person --run.dir runs/mine""",
     arguments=(recipe_argument(),),
     settings=True,
     resumable=True,

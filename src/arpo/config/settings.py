@@ -129,7 +129,7 @@ class TasksConfig:
         "", "Folder of the task files that a list {domain: [id, …]} names; empty: examples/ next to the list"
     )
     domains: str = setting("", "Domains to use, separated by commas; empty: all")
-    ids: str = setting("", "Task ids to use, separated by commas; empty: all")
+    ids: str = setting("", 'Task ids to use, such as "pool-018,pool-019"; empty: all')
     families: str = setting(
         "", "Goal families of desk:fresh, separated by commas; empty: all except those held out"
     )

@@ -75,8 +75,11 @@ def select_tasks(tasks: Sequence[Task], settings: TasksConfig) -> tuple[Task, ..
     known = sorted(task.id for task in tasks)
     for name in ids:
         if name not in known:
-            some = f" (there are {len(known)}: {', '.join(known[:3])}, …)"
-            raise UserError(f"tasks.ids: no task {name!r}{nearest(name, known) or some}")
+            example = ",".join(task.id for task in tasks[:2])
+            raise UserError(
+                f"tasks.ids: no task {name!r} among the {len(known)} tasks{nearest(name, known)}. Example: "
+                f"--tasks.ids {example}"
+            )
     selected = [t for t in tasks if (not domains or t.domain in domains) and (not ids or t.id in ids)]
     if not selected:
         raise UserError("tasks.ids: none of these tasks is in tasks.domains: remove one of the two settings")
@@ -195,7 +198,10 @@ def _on_disk(path: Path) -> Path:
     if not file.is_file():
         remedy = "a task folder contains test_all.json and examples/" if path.is_dir() else "check the path"
         shipped = " or ".join(f"{prefix}NAME" for prefix in SHIPPED_LISTS)
-        raise UserError(f"{file}: no such task file: {remedy}, or use a shipped list ({shipped})")
+        raise UserError(
+            f"{file}: no such task file: {remedy}, or use a shipped list ({shipped}); "
+            "--tasks.ids chooses some tasks of a list"
+        )
     return file
 
 

@@ -30,7 +30,10 @@ def open_tasks(source: str, config: Config) -> Sequence[Task]:
                 )
         return load_tasks(source, settings.examples)
     if settings.ids:
-        raise UserError(f"tasks.ids: is for task lists, and the tasks are {FRESH}: use tasks.families")
+        raise UserError(
+            f"tasks.ids: is for task lists, and the tasks are {FRESH}: use tasks.families, or a list: "
+            "--tasks.train desk:pool"
+        )
     count = settings.distinct or config.train.tasks
     if not count:
         raise UserError(f"{source}: its tasks have no end: set tasks.distinct to a number of tasks")

@@ -37,7 +37,6 @@ from engines import NewEngine, pool_engine, slot_engine
 from pngs import corrupt
 from tiny_vlm import (
     FAMILIES,
-    POOLED_FAMILIES,
     QWEN2_5,
     QWEN3,
     QWEN3_5,
@@ -58,14 +57,14 @@ Turns = list[tuple[Prompt, Completion]]
 
 
 # One family for each engine, and the one with linear attention; the slow tests have the other pairs.
-FAST_PAIRS = [(slot_engine, QWEN2_5), (slot_engine, QWEN3_5), (pool_engine, QWEN3)]
+FAST_PAIRS = [(slot_engine, QWEN2_5), (slot_engine, QWEN3_5), (pool_engine, QWEN3), (pool_engine, QWEN3_5)]
 EACH_ENGINE_AND_FAMILY = pytest.mark.parametrize(
     ("new_engine", "family"),
     [
         *FAST_PAIRS,
         *(
             pytest.param(engine, family, marks=pytest.mark.slow)
-            for engine, family in product((slot_engine, pool_engine), POOLED_FAMILIES)
+            for engine, family in product((slot_engine, pool_engine), FAMILIES)
             if (engine, family) not in FAST_PAIRS
         ),
     ],

@@ -37,6 +37,7 @@ from arpo.models.memory_plan import (
     read_model_info,
     sampling_bytes,
     slot_bytes,
+    states_bytes,
     workload_of,
 )
 from arpo.models.recompute import KeptActivations
@@ -208,15 +209,26 @@ def test_slots_are_planned_with_the_states_of_linear_attention() -> None:
     model = tiny_of(QWEN3_5)
     cache = SlotCache(model.config.text_config, 3, torch.bfloat16, torch.device("meta"))
     cache.reserve(100)
-    held = (*cache.keys, *cache.values, *cache.windows, *cache.states)
-    assert [len(tensors) for tensors in (cache.keys, cache.states)] == [1, 2]
+    held = (*cache.keys, *cache.values, *cache.linear.tensors)
+    assert [len(tensors) for tensors in (cache.keys, cache.linear.tensors)] == [1, 4]
     assert 3 * slot_bytes(measure_dimensions(model, 1), 2, 100) == sum(tensor.nbytes for tensor in held)
+
+
+def test_a_pool_is_planned_with_the_states_of_linear_attention() -> None:
+    """Worked numbers: two layers; 3 windows of channels in 2 bytes, states in 4; one more row for padding."""
+    model = tiny_of(QWEN3_5)
+    pool = TokenPool(model.config.text_config, 512, 3, torch.bfloat16, torch.device("meta"))
+    dims = measure_dimensions(model, 1)
+    keys = 513 * key_value_bytes(dims, 2)
+    assert dims.linear is not None
+    states = 4 * 2 * (2 * dims.linear.window_values + 4 * dims.linear.state_values)
+    assert (pool.nbytes, states_bytes(dims, 2, 3)) == (keys + states, states)
 
 
 def test_a_pool_is_planned_for_one_episode_and_takes_what_is_left(seven_b: Path) -> None:
     """An episode of rollout.max_context_tokens. The number of environments does not matter."""
     text = read_config(seven_b).text_config
-    pool = TokenPool(text, extent_size(65536 + 1), torch.bfloat16, torch.device("meta"))
+    pool = TokenPool(text, extent_size(65536 + 1), 16, torch.bfloat16, torch.device("meta"))
     token = 2 * 512 * 28 * 2
     sizes, many = (plan_memory(INFO, changed(FULL, parallel=parallel)) for parallel in (3, 256))
     assert many == sizes

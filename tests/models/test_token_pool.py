@@ -15,7 +15,7 @@ from tiny_vlm import tiny_model
 
 
 def new_pool(tokens: int) -> TokenPool:
-    return TokenPool(tiny_model().config.text_config, tokens, torch.float32, torch.device("cpu"))
+    return TokenPool(tiny_model().config.text_config, tokens, 9, torch.float32, torch.device("cpu"))
 
 
 def write(pool: TokenPool, name: str, number: float) -> None:

@@ -37,8 +37,7 @@ from tools.pretrain.tokenizer import ACTION_PHRASES, build_tokenizer, special_id
 
 TOKENIZER = build_tokenizer(ACTION_PHRASES, ["open", "save", "file", "the"], 20)
 QWEN2, QWEN2_5, QWEN3, QWEN3_5 = "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"
-POOLED_FAMILIES = (QWEN2, QWEN2_5, QWEN3)  # the in-process engine has both caches for them
-FAMILIES = (*POOLED_FAMILIES, QWEN3_5)
+FAMILIES = (QWEN2, QWEN2_5, QWEN3, QWEN3_5)
 EACH_FAMILY = (pytest.param(QWEN2, marks=pytest.mark.slow), QWEN2_5, QWEN3, QWEN3_5)
 QWEN3_SETTINGS = ImageSettings(
     patch_size=16,

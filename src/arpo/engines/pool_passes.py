@@ -14,7 +14,7 @@ from torch import Tensor
 
 from arpo.engines.cached_episodes import CachedEpisode, NewTokens
 from arpo.engines.cuda_graphs import DecodeGraphs, padded_key_count
-from arpo.models.families import VisionLanguageModel
+from arpo.models.families import VisionLanguageModel, linear_layers
 from arpo.models.forward import EmbeddedRows, TokenRow, embed_rows, hidden_states
 from arpo.models.fused_ops import compiled_small_inputs
 from arpo.models.memory_plan import MAX_PREFILL_TOKENS, pool_tokens
@@ -47,7 +47,7 @@ class PoolPasses:
         self._longest = extent_size(max_tokens + 1)
         self._gigabytes = gigabytes
         self._kept = kept
-        self.rewinds = True
+        self.rewinds = not linear_layers(model.config.text_config)
         self._pool: TokenPool | None = None
         self._graphs: DecodeGraphs | None = None
         if model.device.type == "cuda" and model.dtype != torch.float32:
@@ -56,16 +56,16 @@ class PoolPasses:
     @property
     def pool(self) -> TokenPool:
         if self._pool is None:
-            tokens = pool_tokens(self._model, self._longest, self._episodes * self._longest, self._gigabytes)
-            text = self._model.config.text_config
-            self._pool = TokenPool(text, tokens, self._model.dtype, self._model.device)
+            model, episodes = self._model, self._episodes
+            tokens = pool_tokens(model, self._longest, episodes, self._gigabytes)
+            self._pool = TokenPool(model.config.text_config, tokens, episodes, model.dtype, model.device)
         return self._pool
 
     def reset(self, *, discard: bool) -> None:
         if self._pool is None:
             return
         if (self._kept or self._pool.nbytes <= KEPT_BYTES) and not discard:
-            self._pool.extents.clear()
+            self._pool.clear()
             return
         self._pool = None
         if self._graphs is not None:
@@ -76,7 +76,7 @@ class PoolPasses:
         return tokens <= self._longest
 
     def reserve(self, episode: CachedEpisode, tokens: int) -> bool:
-        return episode.slot < self._episodes and self.pool.reserve(episode.name, tokens)
+        return self.pool.reserve(episode.name, tokens)
 
     def free(self, episode: CachedEpisode, others: Collection[CachedEpisode]) -> None:
         if self._pool is not None:
@@ -130,18 +130,19 @@ class PoolPasses:
             return self._logits(
                 torch.tensor(tokens, device=device), torch.tensor(positions, device=device), step
             )
-        starts = [self.pool.extents[name].start for name in names]
-        inputs_4B = np.array([tokens, positions, starts, lengths])
+        pool = self.pool
+        starts, rows = [pool.extents[name].start for name in names], [pool.rows[name] for name in names]
+        inputs_5B = np.array([tokens, positions, starts, lengths, rows])
         padding = self._graphs.padded_width(len(episodes)) - len(episodes)
-        rows_of_padding = np.array([[0], [0], [self.pool.capacity], [1]]).repeat(padding, 1)
-        inputs_4B = np.concatenate((inputs_4B, rows_of_padding), 1)
-        return self._graphs.logits(inputs_4B, padded_key_count(max(lengths), _KEY_PARTS))[: len(episodes)]
+        rows_of_padding = np.array([[0], [0], [pool.capacity], [1], [pool.sequences]]).repeat(padding, 1)
+        inputs_5B = np.concatenate((inputs_5B, rows_of_padding), 1)
+        return self._graphs.logits(inputs_5B, padded_key_count(max(lengths), _KEY_PARTS))[: len(episodes)]
 
-    def _graph_step(self, inputs_4B: Tensor, keys: int) -> Tensor:
-        tokens_B, positions_B, starts_B, lengths_B = inputs_4B
+    def _graph_step(self, inputs_5B: Tensor, keys: int) -> Tensor:
+        tokens_B, positions_B, starts_B, lengths_B, rows_B = inputs_5B
         with compiled_small_inputs():
             return self._logits(
-                tokens_B, positions_B, PoolStep.decoding(self.pool, starts_B, lengths_B, keys)
+                tokens_B, positions_B, PoolStep.decoding(self.pool, starts_B, lengths_B, rows_B, keys)
             )
 
     def _logits(self, tokens_B: Tensor, positions_B: Tensor, step: PoolStep) -> Tensor:

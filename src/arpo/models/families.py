@@ -131,7 +131,7 @@ FAMILIES: dict[str, Family] = {  # by config.model_type
     "qwen3_vl": Qwen3VL(),
     "qwen3_5": Qwen3_5(),
 }
-SLOTS_ONLY = {"qwen3_5"}  # no other cache of ARPO keeps the state of linear attention
+NOT_IN_VLLM = {"qwen3_5"}  # ARPO cannot update its weights in a server of vLLM
 
 
 def family_of(model: VisionLanguageModel) -> Family:
@@ -148,6 +148,11 @@ def linear_layers(text: Any) -> list[int]:
     """The language layers with gated linear attention."""
     kinds = getattr(text, "layer_types", None) or ()
     return [layer for layer, kind in enumerate(kinds) if kind == "linear_attention"]
+
+
+def full_layers(text: Any) -> list[int]:
+    """The language layers with full attention, which have keys and values."""
+    return [layer for layer in range(text.num_hidden_layers) if layer not in linear_layers(text)]
 
 
 def vision_widths(tower: Any) -> tuple[int, int]:

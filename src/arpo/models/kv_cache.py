@@ -2,8 +2,7 @@
 
 Each layer has a pair of tensors, [slots, heads, capacity, width]. The tokens of a slot start at position 0;
 positions beyond its length are never attended to. The cache does not store lengths: the caller of `step`
-states the position of the new tokens. A layer with linear attention has a state per slot instead, after all
-of its tokens: it cannot be rewound, except to the beginning.
+states the position of the new tokens. Layers with linear attention have `LinearStates` instead.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from arpo.models.families import head_width, linear_layers
+from arpo.models.families import full_layers, head_width, linear_layers
 
 _LENGTH_MULTIPLE = 16  # attended lengths are multiples of this: masks stay aligned
 
@@ -32,6 +31,48 @@ def state_shapes(text: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return (channels, text.linear_conv_kernel_dim - 1), (heads, key, value)
 
 
+class LinearStates:
+    """Convolution windows and recurrent states of the layers with linear attention, one row per sequence.
+
+    A state comes after all tokens of its sequence: it cannot be rewound, except to the beginning.
+    """
+
+    def __init__(self, text: Any, rows: int, dtype: torch.dtype, device: torch.device) -> None:
+        layers = linear_layers(text)
+        self._index = {layer: index for index, layer in enumerate(layers)}
+        self._windows: list[Tensor] = []  # inputs of the convolution, [rows, channels, kernel - 1]
+        self._states: list[Tensor] = []  # [rows, heads, key width, value width]
+        for _ in layers:
+            window, state = state_shapes(text)
+            self._windows.append(torch.zeros((rows, *window), dtype=dtype, device=device))
+            self._states.append(torch.zeros((rows, *state), dtype=torch.float32, device=device))
+
+    def __bool__(self) -> bool:
+        return bool(self._index)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [*self._windows, *self._states]
+
+    def clear(self, rows: list[int]) -> None:
+        for tensor in self.tensors if rows else ():
+            tensor[rows] = 0
+
+    def grow(self, more: int) -> None:
+        for tensors in (self._windows, self._states):
+            for layer, old in enumerate(tensors):
+                tensors[layer] = torch.cat([old, old.new_zeros((more, *old.shape[1:]))])
+
+    def read(self, layer: int, rows: slice | Tensor) -> tuple[Tensor, Tensor]:
+        """Window and state of these rows."""
+        index = self._index[layer]
+        return self._windows[index][rows], self._states[index][rows]
+
+    def write(self, layer: int, rows: slice | Tensor, window: Tensor, state: Tensor) -> None:
+        index = self._index[layer]
+        self._windows[index][rows], self._states[index][rows] = window, state
+
+
 class SlotCache:
     """`text` is the language model's configuration. The cache grows beyond `slots`. Example with two slots:
 
@@ -42,17 +83,10 @@ class SlotCache:
     def __init__(self, text: Any, slots: int, dtype: torch.dtype, device: torch.device) -> None:
         width = head_width(text)
         empty = torch.zeros((slots, text.num_key_value_heads, 0, width), dtype=dtype, device=device)
-        linear = linear_layers(text)
-        full = [layer for layer in range(text.num_hidden_layers) if layer not in linear]
-        self.index = {layer: index for kind in (full, linear) for index, layer in enumerate(kind)}
-        self.keys = [empty] * len(full)
-        self.values = [empty] * len(full)
-        self.windows: list[Tensor] = []  # inputs of the convolution, [slots, channels, kernel - 1]
-        self.states: list[Tensor] = []  # [slots, heads, key width, value width]
-        for _ in linear:
-            window, state = state_shapes(text)
-            self.windows.append(torch.zeros((slots, *window), dtype=dtype, device=device))
-            self.states.append(torch.zeros((slots, *state), dtype=torch.float32, device=device))
+        self.index = {layer: index for index, layer in enumerate(full_layers(text))}
+        self.keys = [empty] * len(self.index)
+        self.values = [empty] * len(self.index)
+        self.linear = LinearStates(text, slots, dtype, device)
 
     @property
     def capacity(self) -> int:
@@ -71,13 +105,11 @@ class SlotCache:
         for tensors in (self.keys, self.values):
             for layer, old in enumerate(tensors):
                 tensors[layer] = torch.nn.functional.pad(old, (0, 0, 0, more_tokens, 0, 0, 0, more_slots))
-        for tensors in (self.windows, self.states) if more_slots else ():
-            for layer, old in enumerate(tensors):
-                tensors[layer] = torch.cat([old, old.new_zeros((more_slots, *old.shape[1:]))])
+        self.linear.grow(more_slots)
 
     def move(self, slot: int, to: int) -> None:
         """Copy the tokens of a slot to another one."""
-        for layer in (*self.keys, *self.values, *self.windows, *self.states):
+        for layer in (*self.keys, *self.values, *self.linear.tensors):
             layer[to] = layer[slot]
 
     def step(self, slots_B: Sequence[int], starts_B: Sequence[int], widths_B: Sequence[int]) -> CacheStep:
@@ -91,10 +123,7 @@ class SlotCache:
         self.reserve(1 + longest, 1 + max(slots_B))
         first, consecutive = slots_B[0], list(slots_B) == list(range(slots_B[0], slots_B[0] + len(slots_B)))
         index_B = torch.tensor(slots_B, device=device)
-        if self.states and 0 in starts_B:
-            fresh = [slot for slot, start in zip(slots_B, starts_B, strict=True) if start == 0]
-            for tensor in (*self.windows, *self.states):
-                tensor[fresh] = 0
+        self.linear.clear([slot for slot, start in zip(slots_B, starts_B, strict=True) if start == 0])
         cache_positions_BT = torch.tensor(starts_B, device=device)[:, None] + torch.arange(
             width, device=device
         )
@@ -104,7 +133,7 @@ class SlotCache:
             index_B1=index_B[:, None],
             cache_positions_BT=cache_positions_BT.clamp(max=self.capacity - 1),
             length=-(-longest // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE,
-            widths_B=torch.tensor(widths_B, device=device) if self.states and min(widths_B) < width else None,
+            widths_B=torch.tensor(widths_B, device=device) if self.linear and min(widths_B) < width else None,
         )
 
 
@@ -126,7 +155,8 @@ class CacheStep:
         widths_B: Tensor | None = None,
     ) -> None:
         self._cache = cache
-        self._rows = rows
+        self.linear = cache.linear
+        self.rows = rows
         self._index_B1 = index_B1
         self._cache_positions_BT = cache_positions_BT
         self._length = length
@@ -143,14 +173,4 @@ class CacheStep:
         keys, values = self._cache.keys[index], self._cache.values[index]
         keys[self._index_B1, :, self._cache_positions_BT] = key.transpose(1, 2)
         values[self._index_B1, :, self._cache_positions_BT] = value.transpose(1, 2)
-        return keys[self._rows, :, : self._length], values[self._rows, :, : self._length]
-
-    def state(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Window and state of the rows in a layer with linear attention, before the new tokens."""
-        index = self._cache.index[layer]
-        return self._cache.windows[index][self._rows], self._cache.states[index][self._rows]
-
-    def set_state(self, layer: int, window: Tensor, state: Tensor) -> None:
-        index = self._cache.index[layer]
-        self._cache.windows[index][self._rows] = window
-        self._cache.states[index][self._rows] = state
+        return keys[self.rows, :, : self._length], values[self.rows, :, : self._length]

@@ -22,7 +22,8 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import (
 )
 
 from arpo.models.families import VisionLanguageModel
-from arpo.models.kv_cache import CacheStep
+from arpo.models.kv_cache import CacheStep, LinearStates
+from arpo.models.token_pool import PoolStep
 
 
 def install(model: VisionLanguageModel) -> None:
@@ -41,16 +42,38 @@ def _forward(
 ) -> Tensor:
     """`lengths` are the lengths of the sequences packed into one row. A cache may be that of transformers."""
     if isinstance(cache_params, CacheStep):
-        return _cached_forward(mixer, hidden_states, cache_params)
+        return _advance(mixer, hidden_states, cache_params.linear, cache_params.rows, cache_params.widths_B)
+    if isinstance(cache_params, PoolStep):
+        return _pool_forward(mixer, hidden_states, cache_params)
     forward = partial(type(mixer).forward, mixer, cache_params=cache_params, **options)
     if lengths is None:
         return forward(hidden_states)
     return torch.cat([forward(part_1TD) for part_1TD in hidden_states.split(lengths, 1)], 1)
 
 
-def _cached_forward(mixer: Any, hidden_BTD: Tensor, step: CacheStep) -> Tensor:
-    """New tokens of cached sequences: the layer of transformers with a state for each row."""
-    window_BCW, state_BHKV = step.state(mixer.layer_idx)
+def _pool_forward(mixer: Any, hidden_1ND: Tensor, step: PoolStep) -> Tensor:
+    """New tokens of several sequences in one row. When all have one, they are the rows of a batch."""
+    if step.sequences.max_width == 1:
+        return _advance(mixer, hidden_1ND.transpose(0, 1), step.linear, step.rows_B).transpose(0, 1)
+    outputs = [
+        _advance(mixer, hidden_1ND[:, span.first : span.end], step.linear, row_1)
+        for span, row_1 in zip(step.sequences.spans, step.rows_B.split(1), strict=True)
+    ]
+    return torch.cat(outputs, 1)
+
+
+def _advance(
+    mixer: Any,
+    hidden_BTD: Tensor,
+    linear: LinearStates,
+    rows: slice | Tensor,
+    widths_B: Tensor | None = None,
+) -> Tensor:
+    """New tokens of cached sequences: the layer of transformers with a state for each row.
+
+    `widths_B` are the new tokens of each row; None if there is no padding.
+    """
+    window_BCW, state_BHKV = linear.read(mixer.layer_idx, rows)
     inputs_BCT = torch.cat([window_BCW, mixer.in_proj_qkv(hidden_BTD).transpose(1, 2)], 2)
     mixed_BCT = conv1d(inputs_BCT, mixer.conv1d.weight, mixer.conv1d.bias, groups=mixer.conv_dim)
     mixed_BTC = ACT2FN[mixer.activation](mixed_BCT).transpose(1, 2)
@@ -61,8 +84,8 @@ def _cached_forward(mixer: Any, hidden_BTD: Tensor, step: CacheStep) -> Tensor:
     )
     update_BTH = mixer.in_proj_b(hidden_BTD).sigmoid()
     decay_BTH = -mixer.A_log.float().exp() * softplus(mixer.in_proj_a(hidden_BTD).float() + mixer.dt_bias)
-    if step.widths_B is not None:  # padding neither updates the state nor lets it decay
-        padding_BT = torch.arange(hidden_BTD.shape[1], device=hidden_BTD.device) >= step.widths_B[:, None]
+    if widths_B is not None:  # padding neither updates the state nor lets it decay
+        padding_BT = torch.arange(hidden_BTD.shape[1], device=hidden_BTD.device) >= widths_B[:, None]
         update_BTH, decay_BTH = (
             each.masked_fill(padding_BT[..., None], 0) for each in (update_BTH, decay_BTH)
         )
@@ -79,7 +102,8 @@ def _cached_forward(mixer: Any, hidden_BTD: Tensor, step: CacheStep) -> Tensor:
         output_final_state=True,
         use_qk_l2norm_in_kernel=True,
     )
-    step.set_state(mixer.layer_idx, _last_inputs(inputs_BCT, window_BCW.shape[2], step.widths_B), state_BHKV)
+    window_BCW = _last_inputs(inputs_BCT, window_BCW.shape[2], widths_B)
+    linear.write(mixer.layer_idx, rows, window_BCW, state_BHKV)
     gate_BTHV = mixer.in_proj_z(hidden_BTD).view_as(output_BTHV)
     normed_ND = mixer.norm(output_BTHV.flatten(0, 2), gate_BTHV.flatten(0, 2))
     output_BTD: Tensor = mixer.out_proj(normed_ND.view(*hidden_BTD.shape[:2], -1))

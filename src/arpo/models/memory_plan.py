@@ -120,7 +120,7 @@ class MemoryPlan:
     activations: int
     sampling_weights: int  # from here on: only while sampling. Trained weights of the sampling model
     pool: int  # keys and values of the longest episode
-    passes: int  # activations of the engine
+    passes: int  # activations of the engine, and states of linear attention beside a pool
     concurrent: bool = False  # sampling and learning at the same time
 
     @property
@@ -269,7 +269,8 @@ def plan_memory(info: ModelInfo, config: Config, *, learning: bool = True) -> Me
         "pool": extent_size(config.rollout.max_context_tokens + 1) * key_value_bytes(dims, width)
         if pooled
         else 0,
-        "passes": sampling_bytes(dims, width),
+        "passes": sampling_bytes(dims, width)
+        + (states_bytes(dims, width, config.env.parallel) if pooled else 0),
         "reserve": 0,
     }
     if not learning:
@@ -329,10 +330,18 @@ def key_value_bytes(dims: ModelDimensions, width: int) -> int:
 
 def slot_bytes(dims: ModelDimensions, width: int, tokens: int) -> int:
     """Keys and values of one episode of this length, and its state."""
-    keys = capacity_for(tokens) * key_value_bytes(dims, width)
+    return capacity_for(tokens) * key_value_bytes(dims, width) + _state_bytes(dims, width)
+
+
+def states_bytes(dims: ModelDimensions, width: int, episodes: int) -> int:
+    """States of linear attention of a pool for this many episodes; one more is for padding."""
+    return (episodes + 1) * _state_bytes(dims, width)
+
+
+def _state_bytes(dims: ModelDimensions, width: int) -> int:
     if not (linear := dims.linear):
-        return keys
-    return keys + linear.layers * (linear.window_values * width + linear.state_values * BYTES["float32"])
+        return 0
+    return linear.layers * (linear.window_values * width + linear.state_values * BYTES["float32"])
 
 
 def sampling_bytes(dims: ModelDimensions, width: int) -> int:
@@ -348,21 +357,23 @@ def engine_pass_bytes(model: Any) -> int:
     return sampling_bytes(measure_dimensions(model, lora_rank=1), model.dtype.itemsize)
 
 
-def pool_tokens(model: Any, longest: int, most: int, gigabytes: float) -> int:
-    """Tokens for the engine's pool: `most`, or as many as fit into `gigabytes` (0: the free GPU memory).
+def pool_tokens(model: Any, longest: int, episodes: int, gigabytes: float) -> int:
+    """Tokens for the engine's pool of this many episodes, of which the longest has `longest` tokens.
 
-    Raises EngineError if not even the longest sequence fits.
+    They fit into `gigabytes` (0: the free GPU memory), beside the states of linear attention. Raises
+    EngineError if not even the longest episode fits.
     """
     if not gigabytes and model.device.type != "cuda":
-        return most
+        return episodes * longest
     dims = measure_dimensions(model, lora_rank=1)
     width = model.dtype.itemsize
+    states = states_bytes(dims, width, episodes)
     if gigabytes:
-        available = int(gigabytes * GIB)
+        available = int(gigabytes * GIB) - states
     else:
         torch.cuda.empty_cache()
-        available = available_for_pool(dims, width, longest, torch.cuda.mem_get_info()[0])
-    tokens = min(most, available // key_value_bytes(dims, width))
+        available = available_for_pool(dims, width, longest, torch.cuda.mem_get_info()[0] - states)
+    tokens = min(episodes * longest, available // key_value_bytes(dims, width))
     if tokens < longest:
         more = "raise engine.cache_gigabytes" if gigabytes else "use a larger GPU"
         raise EngineError(

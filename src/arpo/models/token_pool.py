@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from arpo.models.attention import PackedSequences, Span, pool_attention
-from arpo.models.families import head_width
+from arpo.models.families import full_layers, head_width
+from arpo.models.kv_cache import LinearStates
 
 EXTENT_MULTIPLE = 256  # tokens; a decoding sequence outgrows its extent at most once per this many tokens
 
@@ -32,24 +33,29 @@ class Extent:
 
 
 class TokenPool:
-    """`text` is the language model's configuration. Example:
+    """`text` is the language model's configuration. Linear attention has a row for each of the `sequences`.
 
     if pool.reserve("episode 1", 300):
         start = pool.extents["episode 1"].start
     """
 
-    def __init__(self, text: Any, tokens: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, text: Any, tokens: int, sequences: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self.capacity = tokens // EXTENT_MULTIPLE * EXTENT_MULTIPLE
-        # One more token: padding rows of a captured graph write there.
+        # One more token, and one more row of states: padding rows of a captured graph write there.
         shape = (self.capacity + 1, text.num_key_value_heads, head_width(text))
-        layers = range(text.num_hidden_layers)
-        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in layers]
-        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in layers]
+        self.index = {layer: index for index, layer in enumerate(full_layers(text))}
+        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in self.index]
+        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in self.index]
         self.extents: dict[str, Extent] = {}
+        self.sequences = sequences
+        self.linear = LinearStates(text, sequences + 1, dtype, device)
+        self.rows: dict[str, int] = {}  # of `linear`
 
     @property
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
+        return sum(tensor.nbytes for tensor in (*self.keys, *self.values, *self.linear.tensors))
 
     def reserve(self, name: str, tokens: int) -> bool:
         """Give a sequence room for this many tokens; it keeps those it has. False if there is no room."""
@@ -57,6 +63,8 @@ class TokenPool:
         old = self.extents.get(name)
         if old is not None and size <= old.size:
             return True
+        if old is None and len(self.rows) == self.sequences:
+            return False
         others = sorted(
             (extent for owner, extent in self.extents.items() if owner != name), key=lambda e: e.start
         )
@@ -68,10 +76,18 @@ class TokenPool:
         elif old is not None and start != old.start:
             self._move(old, start)
         self.extents[name] = Extent(start, size)
+        if old is None:
+            self.rows[name] = min({*range(self.sequences)} - {*self.rows.values()})
         return True
 
     def free(self, name: str) -> None:
         self.extents.pop(name, None)
+        self.rows.pop(name, None)
+
+    def clear(self) -> None:
+        """Free all sequences."""
+        self.extents.clear()
+        self.rows.clear()
 
     def _find_gap(self, others: list[Extent], size: int, old: Extent | None) -> int | None:
         """Start of the first large enough gap between the other extents, best the current start."""
@@ -108,24 +124,33 @@ class PoolStep:
     """Cache of one forward pass over new tokens of several sequences, packed into one row.
 
     It writes the new keys. `attend` replaces the attention over the returned keys: each new token attends to
-    all earlier tokens of its sequence.
+    all earlier tokens of its sequence. `rows_B` are the rows of the sequences in the pool's linear states.
     """
 
-    def __init__(self, pool: TokenPool, sequences: PackedSequences, written_N: Tensor) -> None:
+    def __init__(
+        self, pool: TokenPool, sequences: PackedSequences, written_N: Tensor, rows_B: Tensor
+    ) -> None:
         self._pool = pool
-        self._sequences = sequences
+        self.sequences = sequences
         self._written_N = written_N
+        self.linear = pool.linear
+        self.rows_B = rows_B
 
     @classmethod
     def of(cls, pool: TokenPool, names: Sequence[str], lengths: Sequence[int], widths: Sequence[int]) -> Self:
-        """The last `widths` tokens of these sequences are new; `lengths` include them."""
+        """The last `widths` tokens of these sequences are new; `lengths` include them.
+
+        The linear states of a sequence without earlier tokens are cleared.
+        """
         starts = [pool.extents[name].start for name in names]
         bounds = list(accumulate(widths, initial=0))
         spans = tuple(map(Span, bounds[:-1], bounds[1:], starts, lengths))
         written = [torch.arange(span.start + span.seen, span.start + span.length) for span in spans]
+        rows = [pool.rows[name] for name in names]
+        pool.linear.clear([row for row, span in zip(rows, spans, strict=True) if not span.seen])
         device = pool.keys[0].device
-        bounds_B, starts_B, lengths_B = (
-            torch.tensor(part, device=device) for part in (bounds, starts, lengths)
+        bounds_B, starts_B, lengths_B, rows_B = (
+            torch.tensor(part, device=device) for part in (bounds, starts, lengths, rows)
         )
         sequences = PackedSequences(
             bounds_B=bounds_B,
@@ -135,10 +160,12 @@ class PoolStep:
             max_length=max(lengths),
             spans=spans,
         )
-        return cls(pool, sequences, torch.cat(written).to(device))
+        return cls(pool, sequences, torch.cat(written).to(device), rows_B)
 
     @classmethod
-    def decoding(cls, pool: TokenPool, starts_B: Tensor, lengths_B: Tensor, max_length: int) -> Self:
+    def decoding(
+        cls, pool: TokenPool, starts_B: Tensor, lengths_B: Tensor, rows_B: Tensor, max_length: int
+    ) -> Self:
         """One new token per sequence, for a captured graph. No length exceeds `max_length`."""
         sequences = PackedSequences(
             bounds_B=torch.arange(len(starts_B) + 1, device=starts_B.device),
@@ -147,18 +174,20 @@ class PoolStep:
             max_width=1,
             max_length=max_length,
         )
-        return cls(pool, sequences, starts_B + lengths_B - 1)
+        return cls(pool, sequences, starts_B + lengths_B - 1, rows_B)
 
     def update(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """Cache interface of transformers: takes [1, heads, N, width]."""
-        self._pool.keys[layer][self._written_N] = key[0].transpose(0, 1)
-        self._pool.values[layer][self._written_N] = value[0].transpose(0, 1)
+        index = self._pool.index[layer]
+        self._pool.keys[index][self._written_N] = key[0].transpose(0, 1)
+        self._pool.values[index][self._written_N] = value[0].transpose(0, 1)
         return key, value
 
     def attend(self, query: Tensor, layer: int, scaling: float) -> Tensor:
         """Attention of the new tokens: [1, heads, N, width] → [1, N, heads, width]."""
-        keys, values = self._pool.keys[layer], self._pool.values[layer]
-        return pool_attention(query[0].transpose(0, 1), keys, values, self._sequences, scaling)[None]
+        index = self._pool.index[layer]
+        keys, values = self._pool.keys[index], self._pool.values[index]
+        return pool_attention(query[0].transpose(0, 1), keys, values, self.sequences, scaling)[None]
 
 
 def extent_size(tokens: int) -> int:

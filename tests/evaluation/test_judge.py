@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+from collections import Counter
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -70,6 +71,13 @@ def test_the_verdicts_are_compared_with_the_scores(run: Path, capsys: pytest.Cap
         "judge: missing                      0         0",
     ]
     assert "judging: 13 episodes" in said
+    with judged_by(greek) as server:
+        assert judge(run, server, "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["precision"], result["recall"]) == (2 / 6, 2 / 6)
+    pairs = Counter((one["verdict"], one["evaluator"]) for one in result["episodes"].values())
+    assert len(result["episodes"]) == 13 and pairs["success", "failure"] == 4
+    assert result["episodes"]["eval0-train-0-0"] == {"verdict": "success", "evaluator": "failure"}
 
 
 def test_each_vote_is_asked_for_once(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,7 +156,7 @@ def test_text_that_an_agent_or_a_screen_planted_is_never_parsed(
         assert judge(run, server, "--inject", "--json") == 1  # not one verdict
     assert len(server.requests) == 2 * 3 * EPISODES
     result = json.loads(capsys.readouterr().out)
-    assert result["first_missing"].startswith("not in the form")
+    assert result["first_missing"].startswith("not in the form") and result["precision"] is None
     assert result["verdicts"]["missing"] == {"success": 6, "failure": 7}
 
 

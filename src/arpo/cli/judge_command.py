@@ -59,7 +59,11 @@ arpo judge runs/desk --server.model NAME --episodes 64 --votes 5 --unanimous --i
         argument(
             "--inject", "also measure how often a planted sentence turns a verdict", action="store_true"
         ),
-        argument("--json", "print the counts as JSON", action="store_true"),
+        argument(
+            "--json",
+            "print precision, recall, counts and the verdict of each episode as JSON",
+            action="store_true",
+        ),
     ),
     settings=True,
     resumable=True,

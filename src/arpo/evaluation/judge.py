@@ -239,9 +239,10 @@ def _ask_missing(
 
 
 def count_verdicts(asked: Sequence[Asked], judging: Judging, log: VoteLog) -> dict[str, Any]:
-    """Episodes by [verdict][score of the evaluator], and how many verdicts an injection has turned.
+    """Counts of episodes by [verdict][score of the evaluator], and of the verdicts that an injection turned.
 
-    Keys are "success", "failure" and, for verdicts, "missing".
+    Outcomes are "success", "failure" and, for verdicts, "missing". Also has precision and recall (None if
+    0/0), and both outcomes of each episode.
     """
     plain = {
         one.question.episode.episode_id: one.verdict(log, judging)
@@ -253,10 +254,20 @@ def count_verdicts(asked: Sequence[Asked], judging: Judging, log: VoteLog) -> di
     )
     names = {True: "success", False: "failure", None: "missing"}
     result: dict[str, Any] = {
+        "precision": _share(counts[True, True], counts[True, False]),
+        "recall": _share(counts[True, True], counts[False, True]),
         "verdicts": {
             name: {"success": counts[verdict, True], "failure": counts[verdict, False]}
             for verdict, name in names.items()
-        }
+        },
+        "episodes": {
+            one.question.episode.episode_id: {
+                "verdict": names[plain[one.question.episode.episode_id]],
+                "evaluator": names[one.evaluated],
+            }
+            for one in asked
+            if not one.question.planted
+        },
     }
     if judging.planted:
         pairs = Counter(
@@ -302,6 +313,10 @@ def describe(result: dict[str, Any], model: str, judging: Judging) -> list[str]:
             f"turned to {other}{lost}"
         )
     return lines
+
+
+def _share(part: int, rest: int) -> float | None:
+    return part / (part + rest) if part + rest else None
 
 
 def _rate(part: int, whole: int) -> str:

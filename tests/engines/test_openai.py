@@ -582,7 +582,9 @@ def test_servers_are_asked_for_their_models_before_anything_is_played() -> None:
     with serving(script(WAIT)) as server, serving(script(WAIT), models=("other", "tinny-ui-tars")) as other:
         assert probe(engine(server.url)) == []
         with pytest.raises(
-            UserError, match=r"does not serve the model 'tiny-ui-tars' \(did you mean tinny-ui-tars\?\)"
+            UserError,
+            match=r"does not serve the model 'tiny-ui-tars' \(did you mean tinny-ui-tars\?\): "
+            "correct server.model",
         ):
             probe(engine(server.url, other.url))
         (note,) = probe(engine("http://127.0.0.1:1/v1", server.url))

@@ -17,6 +17,7 @@ from aiohttp import web
 
 from arpo.cli.entry_point import main
 from arpo.config import Config
+from arpo.evaluation.judge import MAX_TOKENS, remedy
 from arpo.prompts.judge_question import INJECTION
 from arpo.storage.judgements import Vote, VoteLog
 from arpo.storage.run_folder import RunFolder
@@ -194,17 +195,35 @@ def test_ctrl_c_keeps_the_votes_up_to_then(run: Path, capsys: pytest.CaptureFixt
     assert len(stored(run)) == EPISODES
 
 
-def failing(text: str, number: int) -> web.Response:
-    return refuses(400, "At most 0 image(s) may be provided in one prompt")
-
-
-def test_a_model_that_takes_no_images_ends_the_command(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with judged_by(failing) as server:
+@pytest.mark.parametrize(
+    ("status", "message", "says"),
+    [
+        (400, "At most 0 image(s) may be provided", "serve one that accepts several screenshots"),
+        (404, "The model `x` does not exist", "Set server.model to a model of this server"),
+        (401, "Invalid key", "Set OPENAI_API_KEY"),
+        (400, "maximum context length is 4096 tokens", "A lower --screenshots makes the question shorter"),
+    ],
+)
+def test_a_server_that_refuses_every_question_ends_the_command(
+    status: int, message: str, says: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with judged_by(lambda text, number: refuses(status, message)) as server:
         assert judge(run, server) == 2
     assert len(server.requests) == 3
     said = capsys.readouterr().err
-    assert "no question was answered" in said and "At most 0 image(s)" in said
-    assert "serve one that accepts several screenshots" in said
+    assert "no question was answered" in said and message in said and says in said
+
+
+def test_a_model_without_a_verdict_is_told_from_a_server_that_does_not_answer(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with judged_by(lambda text, number: "I cannot judge this.") as server:
+        assert judge(run, server, "--votes=1", "--episodes=1") == 1
+    assert "The model does not keep to the form of the answer: use a larger one" in capsys.readouterr().out
+    assert remedy("no answer: http://a/v1: status 503: busy (tried 3 times)").startswith(
+        "Check that the server"
+    )
+    assert remedy(f"the answer was cut at {MAX_TOKENS} tokens").endswith("serve it without thinking")
 
 
 def test_errors_are_one_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -104,7 +104,10 @@ class OpenAIEngine:
         for server, models in zip(self._servers, answers, strict=True):
             if isinstance(models, list) and models and model not in models:
                 shown = [one_line(name) for name in models[:1000]]
-                raise UserError(f"{server.url}: does not serve the model {model!r}{nearest(model, shown)}")
+                raise UserError(
+                    f"{server.url}: does not serve the model {model!r}{nearest(model, shown)}: "
+                    "correct server.model"
+                )
         if not silent:
             return []
         left = len(self._servers) - len(silent)

@@ -38,6 +38,23 @@ MAX_TOKENS = 2048  # of an answer, with a thought
 SECONDS, ATTEMPTS = 120.0, 3  # of a request
 MAX_FAILED = 3  # requests before the first answer
 NO_ANSWER = "no answer"
+# What to do, by a part of the reason of a missing vote. The first that fits.
+REMEDIES = (
+    (
+        "not in the form",
+        "The model does not keep to the form of the answer: use a larger one, or a newer one",
+    ),
+    ("the answer was cut", "Use a model with shorter thoughts, or serve it without thinking"),
+    ("status 401", "Set OPENAI_API_KEY to the key of the server"),
+    ("status 403", "Set OPENAI_API_KEY to the key of the server"),
+    ("status 404", "Set server.model to a model of this server, and check the path of server.endpoints"),
+    ("conversation is too long", "A lower --screenshots makes the question shorter"),
+    (
+        "(tried ",
+        "Check that the server runs and is not overloaded (a lower env.parallel), or name another one",
+    ),
+    ("", "A judge is a vision-language model: serve one that accepts several screenshots"),
+)
 NO_EVALUATOR = "their tasks have no evaluator"
 JUDGED = "their scores contain verdicts of a judge (reward.judge)"
 OTHER_TASKS = "their tasks are not in the recipe, or have no instruction"
@@ -136,10 +153,13 @@ class Judge:
     def refuse_if_nothing_works(self, failed: int = 1) -> None:
         """Raise UserError if so many requests failed, and the model has never answered."""
         if not self._answered and len(self._failed) >= failed:
-            raise UserError(
-                f"no question was answered: {self._failed[0].message}. A judge is a vision-language model: "
-                "serve one that accepts several screenshots, and name it in server.endpoints and server.model"
-            )
+            message = self._failed[0].message
+            raise UserError(f"no question was answered: {message}. {remedy(message)}")
+
+
+def remedy(reason: str) -> str:
+    """What the user can do about a missing vote."""
+    return next(text for part, text in REMEDIES if part in reason)
 
 
 def run_judge(folder: Path, overrides: Sequence[str], judging: Judging, *, as_json: bool) -> int:
@@ -304,7 +324,8 @@ def describe(result: dict[str, Any], model: str, judging: Judging) -> list[str]:
         f"{f'judge: {name}':17}{row['success']:>20}{row['failure']:>10}" for name, row in verdicts.items()
     ]
     if result["first_missing"]:
-        lines.append(f"the first missing vote: {result['first_missing']}")
+        reason = result["first_missing"]
+        lines.append(f"the first missing vote: {reason}. {remedy(reason)}")
     for before, after in result.get("injected", {}).items():
         other = "failure" if before == "success" else "success"
         lost = f", {after['missing']} missing" if after["missing"] else ""

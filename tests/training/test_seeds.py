@@ -185,6 +185,8 @@ def test_seeds_of_another_text_of_the_task_are_left_out_and_counted(
     said = capsys.readouterr().out
     assert f"{taught}: 3 episodes are left out: their prompts or tokens are not those of this run" in said
     assert f"replay starts with 1 seed of 1 task, from {taught}" in said
+    seeded_groups = sum(batch["seeded"] for batch in lines(config, "metrics.jsonl")[1:])
+    assert re.search(rf"of these by a seed +{seeded_groups} *$", said, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

@@ -356,6 +356,7 @@ def total_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("groups", groups.get("total")),
         ("groups without signal", groups.get("without_signal")),
         ("groups rescued by replay", groups.get("rescued")),
+        ("of these by a seed", groups.get("seeded")),
         ("episodes with a fault", summary.get("failures")),
         ("updates skipped", summary.get("skipped_updates") or None),
         ("batches not trained on", summary.get("untrained_batches") or None),

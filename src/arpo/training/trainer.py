@@ -60,7 +60,12 @@ class Trainer:
 
     def __init__(self, config: Config, store: RunFolder, display: Display) -> None:
         self.config = config
-        groups = {"total": 0, "without_signal": 0, "rescued": 0}
+        groups = {
+            "total": 0,
+            "without_signal": 0,
+            "rescued": 0,
+            **({"seeded": 0} if config.replay.seeds else {}),
+        }
         new = not (store.folder / CHECKPOINTS).is_dir()
         seeds = open_seeds(config, display) if config.replay.seeds and new else None  # before the model
         self.run = Run(config, store, display, Progress(groups=groups), self)
@@ -231,14 +236,15 @@ class Trainer:
         progress, threshold = self.run.progress, self.config.replay.threshold
         stats = count_groups(groups, self.config.loss, success=threshold, credit=self.credit)
         progress.batch += 1
+        metrics = self._batch_metrics(played, groups, stats)
         for name in progress.groups:
-            progress.groups[name] += getattr(stats, name)
+            progress.groups[name] += int(metrics["groups" if name == "total" else name])
         self.run.records.check_answers(
             f"{BATCH}{progress.batch}",
             [(self._tasks[one.task_id], one.trajectories[0]) for one in played if one.trajectories],
         )
         await self.run.end_batch(
-            {**self._batch_metrics(played, groups, stats), **self._check_judge(played), **learned},
+            {**metrics, **self._check_judge(played), **learned},
             groups,
             played=sum(len(group.trajectories) for group in played),
         )

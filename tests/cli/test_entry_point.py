@@ -260,6 +260,11 @@ def test_an_unexpected_error_is_not_hidden(monkeypatch):
             main(["train"])
 
 
+def test_episodes_are_collected_for_the_training_of_the_same_recipe():
+    recipes = [parse_command([name])[1].recipe for name in ("train", "collect")]
+    assert recipes == ["desk_fresh", "desk_fresh"]
+
+
 @pytest.mark.parametrize(
     "words",
     [

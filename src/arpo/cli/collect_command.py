@@ -31,7 +31,7 @@ A teacher may play instead of the model, for train.method sft or replay.seeds: a
 arpo collect paper --run.dir runs/collected
 arpo train paper/rft --offline.source runs/collected --run.dir runs/rft
 arpo collect desk --tasks.ids pool-018,pool-019 --train.epochs 1 --engine.name person --run.dir runs/mine""",
-    arguments=(recipe_argument(),),
+    arguments=(recipe_argument("desk_fresh"),),
     settings=True,
     resumable=True,
 )

@@ -1,7 +1,8 @@
 """Seconds to learn from one trajectory: plain transformers, ARPO, and the lower bound of the arithmetic.
 
 With a GPU, a 7B model with random weights learns from trajectories of 1, 5 and 15 screenshots of 1920x1080 in
-bfloat16: all weights, and LoRA. Without a GPU, the shipped tiny model learns from small Desk screenshots.
+bfloat16: all weights, and LoRA. With `--model qwen3_5` it has the size of Qwen3.5-9B; install
+flash-linear-attention for it. Without a GPU, a tiny model of the family learns from small screenshots.
 Plain transformers uses gradient checkpointing, a fused AdamW, and logits at sampled tokens only, because all
 logits do not fit. For LoRA it uses adapters of the PEFT library on the same layers, of the same rank, in
 float32 under autocast; if PEFT is not installed, it is not measured. ARPO learns from each trajectory three
@@ -9,12 +10,13 @@ times, plain transformers twice, and the last time counts. All plain runs come f
 rotary function of transformers for the whole process. Prints one JSON line per kind of trajectory; `ratio` is
 plain divided by ARPO.
 
-    PYTHONPATH=. python benchmarks/learner.py [--screenshots 1,5,15] [--train all,lora] [--no-plain]
+    PYTHONPATH=. python benchmarks/learner.py [--model qwen3_5] [--screenshots 1] [--train lora] [--no-plain]
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import gc
 import json
 import sys
@@ -28,12 +30,13 @@ from typing import Any
 import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
-from transformers import AutoConfig, Qwen2_5_VLForConditionalGeneration
+from transformers import AutoConfig, AutoModelForImageTextToText
 
 from arpo.config import Config, ModelConfig, OptimConfig
 from arpo.learner.base import Batch
 from arpo.learner.local import LocalLearner
 from arpo.models.forward import TokenRow
+from arpo.models.known_models import known_model
 from arpo.models.loading import load_model, load_renderer, resolve_model
 from arpo.models.lora import ADAPTED_LAYERS
 from arpo.models.memory_plan import GIB, ModelDimensions, measure_dimensions
@@ -58,6 +61,16 @@ SEVEN_B = {
         "out_hidden_size": 3584, "fullatt_block_indexes": [7, 15, 23, 31], "window_size": 112,
     },
 }  # fmt: skip
+TINY_QWEN3_5 = {
+    "text_config": {
+        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "vocab_size": 512, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+        "layer_types": [*["linear_attention"] * 3, "full_attention"],
+    },
+    "vision_config": {
+        "depth": 2, "hidden_size": 64, "intermediate_size": 96, "num_heads": 2, "out_hidden_size": 64,
+    },
+}  # fmt: skip
 
 
 def seven_b(folder: Path) -> Path:
@@ -72,6 +85,28 @@ def seven_b(folder: Path) -> Path:
     config["text_config"].pop("layer_types", None)
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.safetensors").unlink()
+    return folder
+
+
+def qwen3_5(folder: Path, tiny: bool) -> Path:
+    """A folder with the configuration of Qwen3.5-9B, a small tokenizer and no weights; or a tiny model."""
+    known = known_model("Qwen3.5-9B")
+    assert known is not None
+    tokenizer = build_tokenizer(ACTION_PHRASES, ["open", "save"], 20)
+    ids, config = special_ids(tokenizer), known.config
+    for name in ("image_pad", "video_pad", "vision_start", "vision_end"):
+        setattr(config, f"{name.removesuffix('_pad')}_token_id", ids[f"<|{name}|>"])
+    text = config.text_config
+    text.eos_token_id, text.pad_token_id = ids["<|im_end|>"], ids["<|endoftext|>"]
+    text.rope_parameters |= {"rope_theta": 1e7, "mrope_interleaved": True, "mrope_section": [11, 11, 10]}
+    small = copy.deepcopy(config)
+    small.text_config.update(TINY_QWEN3_5["text_config"])
+    small.vision_config.update(TINY_QWEN3_5["vision_config"])
+    model = AutoModelForImageTextToText.from_config(small)
+    save_model_folder(model, tokenizer, folder, settings=replace(IMAGE_SETTINGS, patch_size=16))
+    if not tiny:
+        config.save_pretrained(folder)
+        (folder / "model.safetensors").unlink()
     return folder
 
 
@@ -140,9 +175,7 @@ def plain(folder: Path, samples: list[Sample], renderer: Renderer, config: Confi
     dtype = {"bfloat16": torch.bfloat16, "float32": torch.float32}[config.model.dtype]
     layout = AutoConfig.from_pretrained(folder)
     with torch.device(device):
-        model: Any = Qwen2_5_VLForConditionalGeneration._from_config(
-            layout, dtype=dtype, attn_implementation="sdpa"
-        )
+        model: Any = AutoModelForImageTextToText.from_config(layout, dtype=dtype, attn_implementation="sdpa")
     model.train()
     if device == "cuda":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -270,6 +303,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--model", choices=("qwen2_5_vl", "qwen3_5"), default="qwen2_5_vl", help="family")
     parser.add_argument("--screenshots", default="1,5,15", help="screenshots per trajectory (%(default)s)")
     parser.add_argument(
         "--train", default="all,lora", help="trained parameters: all, language, lora (%(default)s)"
@@ -285,7 +319,10 @@ def main() -> None:
     device = "cuda" if gpu else "cpu"
     peak_flops = measured_flops() if gpu else 0.0
     with tempfile.TemporaryDirectory() as scratch:
-        folder = seven_b(Path(scratch)) if gpu else resolve_model("base")
+        if options.model == "qwen3_5":
+            folder = qwen3_5(Path(scratch), tiny=not gpu)
+        else:
+            folder = seven_b(Path(scratch)) if gpu else resolve_model("base")
         settings = ModelConfig(
             path=str(folder),
             weights="random" if gpu else "load",
@@ -329,6 +366,7 @@ def main() -> None:
                 json.dumps(
                     {
                         "device": torch.cuda.get_device_name() if gpu else "cpu",
+                        "model": options.model,
                         "screenshots": screenshots,
                         "tokens": sum(len(sample.token_ids) for sample in samples),
                         "train": train,

@@ -35,14 +35,16 @@ _SIZES = {
     "Qwen3-VL-4B": _Text("qwen3_vl", 2560, 9728, 36, 32, 8, 151936, True),
     "Qwen3-VL-8B": _Text("qwen3_vl", 4096, 12288, 36, 32, 8, 151936, False),
     "Qwen3-VL-32B": _Text("qwen3_vl", 5120, 25600, 64, 64, 8, 151936, False),
+    "Qwen3.5-9B": _Text("qwen3_5", 4096, 12288, 32, 16, 4, 248320, False),
 }
+_HEAD_WIDTHS = {"qwen3_vl": 128, "qwen3_5": 256}  # the others follow from the hidden size
 # Beginning of a model's name, its size, its repository on the hub.
 _MODELS = (
     ("UI-TARS-1.5-7B", "Qwen2.5-VL-7B", "ByteDance-Seed/UI-TARS-1.5-7B"),
     ("UI-TARS-2B", "Qwen2-VL-2B", "ByteDance-Seed/UI-TARS-2B-SFT"),
     ("UI-TARS-7B", "Qwen2-VL-7B", "ByteDance-Seed/UI-TARS-7B-DPO"),
     ("UI-TARS-72B", "Qwen2-VL-72B", "ByteDance-Seed/UI-TARS-72B-DPO"),
-    *((size, size, f"Qwen/{size}-Instruct") for size in _SIZES),
+    *((size, size, f"Qwen/{size}{'-Instruct' * ('VL' in size)}") for size in _SIZES),
 )
 
 
@@ -74,7 +76,7 @@ def _config(text: _Text) -> Any:
             "num_key_value_heads": text.key_heads,
             "vocab_size": text.vocabulary,
             "tie_word_embeddings": text.tied,
-            **({"head_dim": 128} if text.family == "qwen3_vl" else {}),
+            **({"head_dim": _HEAD_WIDTHS[text.family]} if text.family in _HEAD_WIDTHS else {}),
         },
         vision_config=_tower(text),
         tie_word_embeddings=text.tied,
@@ -92,4 +94,5 @@ def _tower(text: _Text) -> dict[str, Any]:
         shape = {"depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "num_heads": 16}
         return {**shape, "deepstack_visual_indexes": [5, 11, 17], "out_hidden_size": text.hidden}
     shape = {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16}
-    return {**shape, "deepstack_visual_indexes": [8, 16, 24], "out_hidden_size": text.hidden}
+    levels = {"deepstack_visual_indexes": [8, 16, 24]} if text.family == "qwen3_vl" else {}
+    return {**shape, **levels, "out_hidden_size": text.hidden}

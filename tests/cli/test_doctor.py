@@ -21,7 +21,6 @@ from arpo.errors import UserError
 from arpo.models import memory_plan
 from arpo.models.known_models import known_model
 from arpo.models.loading import resolve_model
-from tiny_vlm import QWEN3_5, save_folder, tiny_of
 
 
 @pytest.mark.parametrize(
@@ -118,17 +117,6 @@ def test_doctor_plans_with_the_configuration_alone_and_lists_what_is_missing(
         assert code == 1 and "total" in printed.out
         [line] = [line for line in printed.out.splitlines() if reason in line]
         assert line.split()[0] == "MISSING"
-
-
-@pytest.mark.parametrize(("engine", "refused"), [("auto", 0), ("vllm", 1)])
-def test_a_plan_names_an_engine_that_cannot_sample_from_the_family(
-    engine: str, refused: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = save_folder(tiny_of(QWEN3_5), tmp_path / "model")
-    words = ["--recipe", "desk", "--model.path", str(folder), "--engine.name", engine]
-    assert main(["doctor", *words]) == refused
-    lines = capsys.readouterr().out.splitlines()
-    assert ["model_type is 'qwen3_5'" in line for line in lines if "MISSING" in line] == [True] * refused
 
 
 def test_a_plan_needs_no_weights_if_they_are_random(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

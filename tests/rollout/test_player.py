@@ -83,12 +83,6 @@ def test_a_part_that_is_not_there_is_named(tmp_path: Path, setting: str, reason:
         open_player(small_config(tmp_path, [A], setting))
 
 
-def test_an_engine_that_cannot_sample_from_a_family_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    folder = save_folder(tiny_of(QWEN3_5), tmp_path / "model")
-    with pytest.raises(UserError, match=r"model_type is 'qwen3_5', and ARPO samples from .*in_process"):
-        open_player(small_config(tmp_path, [A], f"--model.path={folder}", "--engine.name=vllm"))
-
-
 @pytest.mark.parametrize("engine", ["openai", "person"])
 def test_a_family_with_a_state_has_teachers(tmp_path: Path, engine: str) -> None:
     folder = save_folder(tiny_of(QWEN3_5), tmp_path / "model")

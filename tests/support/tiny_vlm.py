@@ -112,26 +112,31 @@ def tiny_qwen3(
 
 
 def tiny_qwen3_5(
-    seed: int = 0, *, stock: bool = False, tokenizer: Tokenizer = TOKENIZER, hidden: int = 64
+    seed: int = 0,
+    *,
+    stock: bool = False,
+    tokenizer: Tokenizer = TOKENIZER,
+    hidden: int = 64,
+    head: int = 24,
 ) -> Qwen3_5ForConditionalGeneration:
     """Linear, full and linear attention; half of a head is rotated; two value heads for each key head."""
-    ids = special_ids(tokenizer)
+    ids, twelfth = special_ids(tokenizer), head // 12
     config = Qwen3_5Config(
         text_config={
             "vocab_size": tokenizer.get_vocab_size(), "hidden_size": hidden, "intermediate_size": 96,
-            "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24,
+            "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": head,
             "layer_types": ["linear_attention", "full_attention", "linear_attention"],
             "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 32,
             "linear_value_head_dim": 20,
             "rope_parameters": {
                 "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5,
-                "mrope_interleaved": True, "mrope_section": [2, 2, 2],
+                "mrope_interleaved": True, "mrope_section": [head // 4 - 2 * twelfth, twelfth, twelfth],
             },
             "bos_token_id": None, "eos_token_id": ids["<|im_end|>"], "pad_token_id": ids["<|endoftext|>"],
         },
         vision_config={
-            "depth": 2, "hidden_size": 32, "intermediate_size": 40, "num_heads": 2, "out_hidden_size": hidden,
-            "num_position_embeddings": 36,
+            "depth": 2, "hidden_size": 32, "intermediate_size": head + 16, "num_heads": 2,
+            "out_hidden_size": hidden, "num_position_embeddings": 36,
         },
         image_token_id=ids["<|image_pad|>"], video_token_id=ids["<|video_pad|>"],
         vision_start_token_id=ids["<|vision_start|>"], vision_end_token_id=ids["<|vision_end|>"],

@@ -1,10 +1,10 @@
-"""Run under vLLM's own interpreter, which has nothing of this project: what a model says of given tokens.
+"""Run under vLLM's own interpreter: what a model says of given tokens.
 
-python score.py REQUEST ANSWER, two JSON files. The request: a model's `folder`; `adapters`, PEFT folders, and
-"" for the model without any; `processor`, options of what resizes images; `texts`, token ids with one
-placeholder for each image, and the images as base64 PNG; `chats`, messages as the chat route takes them. The
-answer: `scores`, for each adapter the tokens of each text with the log-probability of all but the first; and
-the tokens of each of the `chats`.
+python score.py REQUEST ANSWER, two JSON files. The request: a model's `folder`; `extension`, a class for
+vLLM's worker, "" for plain vLLM; `adapters`, PEFT folders, and "" for the model without any; `processor`,
+options of what resizes images; `texts`, token ids with one placeholder for each image, and the images as
+base64 PNG; `chats`, messages as the chat route takes them. The answer: `scores`, for each adapter the tokens
+of each text with the log-probability of all but the first; and the tokens of each of the `chats`.
 """
 
 import base64
@@ -28,6 +28,7 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
     model = LLM(
         model=request["folder"],
         dtype="float32",
+        worker_extension_cls=request["extension"],
         enforce_eager=True,
         max_num_seqs=2,
         limit_mm_per_prompt={"image": 8, "video": 0},

@@ -25,11 +25,12 @@ from arpo.learner.local import LocalLearner
 from arpo.models.loading import load_model, load_renderer, resolve_model
 from arpo.models.trainable import set_trainable
 from arpo.prompts.rendering import Renderer
+from arpo.serving.vllm_server import EXTENSION, link_package
 from arpo.storage.checkpoint import CHECKPOINTS, LEARNER, save
 from arpo.storage.run_folder import RunFolder
 from arpo.tasks.lists import load_tasks
 from arpo.types import Message, Screenshot
-from tiny_vlm import save_folder, stock_inputs, tiny_qwen3
+from tiny_vlm import QWEN2_5, QWEN3, QWEN3_5, save_folder, stock_inputs, tiny_qwen3, tiny_qwen3_5
 
 PYTHON = Path(__file__).parents[2] / ".venv-vllm" / "bin" / "python"
 SCORE = Path(__file__).with_name("score.py")
@@ -134,8 +135,12 @@ def by_vllm(
     processor: Mapping[str, Any],
 ) -> Said:
     placeholder = Renderer.from_folder(folder).image_token_id
+    # vLLM's own linear attention has no float32 on a CPU.
+    linear = "linear_attention" in (folder / "config.json").read_text("utf-8")
+    packages = {"PYTHONPATH": str(link_package(scratch))} if linear else {}
     request = {
         "folder": str(folder),
+        "extension": EXTENSION if linear else "",
         "adapters": adapters,
         "processor": processor,
         "texts": [
@@ -149,7 +154,7 @@ def by_vllm(
     with log.open("wb") as output:
         done = subprocess.run(
             [PYTHON, SCORE, asked, answered],
-            env=SURROUNDINGS | {"PATH": os.environ["PATH"], "HOME": str(scratch.parent)},
+            env=SURROUNDINGS | {"PATH": os.environ["PATH"], "HOME": str(scratch.parent)} | packages,
             stdin=subprocess.DEVNULL, stdout=output, stderr=output, timeout=900, check=False,
         )  # fmt: skip
     assert done.returncode == 0, log.read_text("utf-8", "replace")[-4000:]
@@ -201,9 +206,10 @@ def exported(source: Path, out: Path, *options: str) -> Path:
     return out
 
 
-def qwen3_run(folder: Path) -> Path:
-    """A LoRA run of a Qwen3-VL with fresh weights, whose adapters have moved, as the learner saves it."""
-    base = save_folder(tiny_qwen3(head=32), folder / "base-model")  # vLLM on a CPU knows no narrower heads
+def fresh_run(folder: Path, family: str) -> Path:
+    """A LoRA run of a model with fresh weights, whose adapters have moved, as the learner saves it."""
+    model = tiny_qwen3(head=32) if family == QWEN3 else tiny_qwen3_5(head=32)
+    base = save_folder(model, folder / "base-model")  # vLLM on a CPU knows no narrower heads
     config = replace(Config(), model=replace(LORA, path=str(base)))
     store = RunFolder(folder)
     store.write_recipe(config)
@@ -230,10 +236,10 @@ def test_a_trained_model_in_vllm(tmp_path: Path) -> None:
     assert [tuple(chat) for chat in said.chats] == [text.prompt for text in texts]
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", [QWEN2_5, QWEN3, QWEN3_5])
 def test_adapters_in_vllm_merged_and_apart(tmp_path: Path, family: str) -> None:
-    if family == "qwen3_vl":
-        run, base = qwen3_run(tmp_path), tmp_path / "base-model"
+    if family != QWEN2_5:
+        run, base = fresh_run(tmp_path, family), tmp_path / "base-model"
     else:
         run = trained(tmp_path, "--model.train", "lora", "--model.lora_rank", "4")
         base = resolve_model("base")

@@ -106,7 +106,7 @@ def plan_recipe(config: Config, gpu: int | None, gpus: int | None = None) -> int
     elif torch.cuda.is_available():
         gpu_bytes = torch.cuda.get_device_properties(0).total_memory
         gpus = torch.cuda.device_count() if gpus is None else gpus
-    info, missing = _plan_model(config.model, config.engine.name)
+    info, missing = _plan_model(config.model)
     print(*describe_parts(info, config), *_describe_servers(info, config, gpus, gpu_bytes), sep="\n")
     if gpu_bytes is None:
         print("no GPU found; --gpu 80 checks the plan against a GPU of 80 GiB")
@@ -133,12 +133,11 @@ def explain_gap(folder: Path) -> int:
     return 1 if gap.disagrees else 0
 
 
-def _plan_model(model: ModelConfig, engine: str) -> tuple[ModelInfo, list[Finding]]:
+def _plan_model(model: ModelConfig) -> tuple[ModelInfo, list[Finding]]:
     """The model of the recipe, and what is missing of it. A published model is known by its name alone."""
-    from arpo.engines.factory import TEXT_ONLY
     from arpo.models.hub import parse_hub_model
     from arpo.models.known_models import known_model
-    from arpo.models.loading import check_sampled, check_weights, load_renderer, resolve_model
+    from arpo.models.loading import check_weights, load_renderer, resolve_model
     from arpo.models.memory_plan import model_info, read_model_info
 
     on_hub, known = parse_hub_model(model.path) is not None, known_model(model.path)
@@ -150,8 +149,6 @@ def _plan_model(model: ModelConfig, engine: str) -> tuple[ModelInfo, list[Findin
         ]
     info = read_model_info(model)
     tried = [_try("tokenizer", partial(load_renderer, model), "")]
-    if engine not in TEXT_ONLY:
-        tried.append(_try("engine", partial(check_sampled, model, engine), ""))
     if model.weights == "load" and not on_hub:
         tried.append(_try("weights", partial(check_weights, resolve_model(model.path)), ""))
     return info, [finding for finding in tried if not finding.works]

@@ -23,6 +23,7 @@ from vllm.config import set_current_vllm_config  # type: ignore[import-not-found
 from vllm.lora import worker_manager  # type: ignore[import-not-found]
 from vllm.lora.utils import parse_fine_tuned_lora_name  # type: ignore[import-not-found]
 from vllm.model_executor.layers import utils  # type: ignore[import-not-found]
+from vllm.platforms import current_platform  # type: ignore[import-not-found]
 
 from arpo.models.checksums import bit_sum
 from arpo.storage.published_weights import ADAPTER_FILE, read_published
@@ -36,6 +37,10 @@ def _use_plain_weights(layer: Any, remove_weight: bool) -> None:
 
 
 utils.dispatch_cpu_unquantized_gemm = _use_plain_weights
+if current_platform.is_cpu():
+    from arpo.engines import vllm_linear_attention
+
+    vllm_linear_attention.install()
 _load_adapter = worker_manager.WorkerLoRAManager._load_adapter
 
 
@@ -77,21 +82,34 @@ class WeightLoader:
         if not found:
             return []
         slot = manager.lora_index_to_id.index(found[-1].id)
-        places = {name: (name, 0) for name in manager.modules} | {
-            name: (fused, index)
+        places = {name: (name, [0]) for name in manager.modules} | {
+            name: (fused, slices)
             for fused, names in manager.packed_modules.items()
-            for index, name in enumerate(names)
+            if fused in manager.modules
+            for name, slices in zip(names, _slices(manager.modules[fused], len(names)), strict=True)
         }
         mapper = manager.model.hf_to_vllm_mapper.get_rename_mapper()
         checksums: list[Checksum] = []
         with safe_open(Path(folder) / ADAPTER_FILE, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118  (not a mapping)
                 module, is_a = parse_fine_tuned_lora_name(name, mapper)
-                if module in places and places[module][0] in manager.modules:
-                    layer, index = manager.modules[places[module][0]], places[module][1]
+                if module in places:
+                    fused, slices = places[module]
                     shape = tensors.get_slice(name).get_shape()
-                    checksums.append([name, *_adapter_part(layer, index, slot, is_a, shape)])
+                    checksums += [
+                        [name, *_adapter_part(manager.modules[fused], index, slot, is_a, shape)]
+                        for index in slices
+                    ]
         return checksums
+
+
+def _slices(layer: Any, count: int) -> list[list[int]]:
+    """Slices of a fused layer that each of `count` adapters has: the first one has those left over.
+
+    Example: in_proj_qkv and in_proj_z have [0, 1, 2] and [3] of in_proj_qkvz.
+    """
+    more = len(layer.lora_b_stacked) - count
+    return [[*range(more + 1)], *([more + index] for index in range(1, count))]
 
 
 def _adapter_part(layer: Any, index: int, slot: int, is_a: bool, shape: Sequence[int]) -> tuple[str, int]:
@@ -102,7 +120,7 @@ def _adapter_part(layer: Any, index: int, slot: int, is_a: bool, shape: Sequence
     else:
         shards = getattr(layer, "output_ids", None)
         whole, shard = part.shape[-2] >= shape[0], shards[index] if shards else layer.tp_rank
-    return WHOLE if whole else f"part {shard}", bit_sum(part)
+    return WHOLE if whole else f"part {index} {shard}", bit_sum(part)
 
 
 class _Copies(TorchFunctionMode):
@@ -127,6 +145,8 @@ class _Copies(TorchFunctionMode):
         result = function(*args, **(kwargs or {}))
         if function is Tensor.copy_:
             self._copied.append((self._name, self._region(args[1]), args[0]))
+        elif function is Tensor.__setitem__:  # parts of a convolution
+            self._copied.append((self._name, self._region(args[2]), args[0][args[1]]))
         return result
 
     def _region(self, source: Tensor) -> str:

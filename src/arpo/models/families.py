@@ -131,7 +131,6 @@ FAMILIES: dict[str, Family] = {  # by config.model_type
     "qwen3_vl": Qwen3VL(),
     "qwen3_5": Qwen3_5(),
 }
-NOT_IN_VLLM = {"qwen3_5"}  # ARPO cannot update its weights in a server of vLLM
 
 
 def family_of(model: VisionLanguageModel) -> Family:

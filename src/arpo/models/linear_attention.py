@@ -14,14 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import conv1d, softplus
-from transformers.activations import ACT2FN
-from transformers.models.qwen3_5.modeling_qwen3_5 import (
-    torch_chunk_gated_delta_rule,
-    torch_recurrent_gated_delta_rule,
-)
 
 from arpo.models.families import VisionLanguageModel
+from arpo.models.gated_delta import attend
 from arpo.models.kv_cache import CacheStep, LinearStates
 from arpo.models.token_pool import PoolStep
 
@@ -75,33 +70,11 @@ def _advance(
     """
     window_BCW, state_BHKV = linear.read(mixer.layer_idx, rows)
     inputs_BCT = torch.cat([window_BCW, mixer.in_proj_qkv(hidden_BTD).transpose(1, 2)], 2)
-    mixed_BCT = conv1d(inputs_BCT, mixer.conv1d.weight, mixer.conv1d.bias, groups=mixer.conv_dim)
-    mixed_BTC = ACT2FN[mixer.activation](mixed_BCT).transpose(1, 2)
-    query, key, value = mixed_BTC.split([mixer.key_dim, mixer.key_dim, mixer.value_dim], 2)
-    shared = mixer.num_v_heads // mixer.num_k_heads
-    query_BTHK, key_BTHK = (
-        each.unflatten(2, (-1, mixer.head_k_dim)).repeat_interleave(shared, 2) for each in (query, key)
-    )
-    update_BTH = mixer.in_proj_b(hidden_BTD).sigmoid()
-    decay_BTH = -mixer.A_log.float().exp() * softplus(mixer.in_proj_a(hidden_BTD).float() + mixer.dt_bias)
-    if widths_B is not None:  # padding neither updates the state nor lets it decay
+    update_BTH, decay_BTH = mixer.in_proj_b(hidden_BTD), mixer.in_proj_a(hidden_BTD)
+    padding_BT = None
+    if widths_B is not None:
         padding_BT = torch.arange(hidden_BTD.shape[1], device=hidden_BTD.device) >= widths_B[:, None]
-        update_BTH, decay_BTH = (
-            each.masked_fill(padding_BT[..., None], 0) for each in (update_BTH, decay_BTH)
-        )
-    one_token = hidden_BTD.shape[1] == 1
-    output_BTHV, state_BHKV = (
-        torch_recurrent_gated_delta_rule if one_token else torch_chunk_gated_delta_rule
-    )(
-        query_BTHK,
-        key_BTHK,
-        value.unflatten(2, (-1, mixer.head_v_dim)),
-        g=decay_BTH,
-        beta=update_BTH,
-        initial_state=state_BHKV,
-        output_final_state=True,
-        use_qk_l2norm_in_kernel=True,
-    )
+    output_BTHV, state_BHKV = attend(mixer, inputs_BCT, update_BTH, decay_BTH, state_BHKV, padding_BT)
     window_BCW = _last_inputs(inputs_BCT, window_BCW.shape[2], widths_B)
     linear.write(mixer.layer_idx, rows, window_BCW, state_BHKV)
     gate_BTHV = mixer.in_proj_z(hidden_BTD).view_as(output_BTHV)

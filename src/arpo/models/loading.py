@@ -22,7 +22,7 @@ from transformers.utils import logging
 from arpo.config import ModelConfig
 from arpo.errors import UserError
 from arpo.models import attention, float32_head, fused_ops, hub, linear_attention, vision_attention
-from arpo.models.families import FAMILIES, NOT_IN_VLLM, VisionLanguageModel
+from arpo.models.families import FAMILIES, VisionLanguageModel
 from arpo.prompts.rendering import Renderer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -125,16 +125,6 @@ def read_config(folder: Path) -> Any:
     if "sliding_attention" in (getattr(config.text_config, "layer_types", None) or ()):
         raise UserError(f"{path}: sliding-window attention is not supported; use a model without it")
     return config
-
-
-def check_sampled(settings: ModelConfig, engine: str) -> None:
-    """Raise `UserError` if the learner trains this family, but this engine cannot sample from it."""
-    folder = resolve_model(settings.path)
-    if (model_type := read_config(folder).model_type) in NOT_IN_VLLM and engine == "vllm":
-        raise UserError(
-            f"{folder / 'config.json'}: model_type is {model_type!r}, and ARPO samples from such a model "
-            'only with engine.name = "in_process"; arpo eval osworld --endpoint evaluates it behind a server'
-        )
 
 
 @lru_cache(maxsize=8)

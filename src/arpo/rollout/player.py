@@ -19,7 +19,7 @@ from arpo.config import Config
 from arpo.dialects.base import Dialect
 from arpo.dialects.registry import AUTO, BASE, choose_dialect
 from arpo.engines.base import ServedEngine
-from arpo.engines.factory import TEXT_ONLY, model_id, open_engine
+from arpo.engines.factory import model_id, open_engine
 from arpo.envs.factory import open_pool
 from arpo.envs.pool import EnvPool
 from arpo.envs.remote import add_timeout_slack
@@ -131,10 +131,6 @@ def open_player(config: Config, *, learning: bool = False, teaching: bool = Fals
     `learning`: a learner will train the player's model. `teaching`: the model of model.path will learn from
     the episodes, so a chat server gets its prompt, and answers in its dialect. The caller closes the player.
     """
-    if config.engine.name not in TEXT_ONLY:
-        from arpo.models.loading import check_sampled  # here: it loads torch
-
-        check_sampled(config.model, config.engine.name)
     student = replace(config, engine=replace(config.engine, name="in_process")) if teaching else config
     dialect = open_dialect(student)
     template = open_template(student)

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import arpo
 from arpo.config import Config, EngineConfig, ModelConfig
@@ -113,7 +114,7 @@ class VllmServer:
             *("--generation-config", "vllm", "--logprobs-mode", "processed_logprobs"),
             *("--limit-mm-per-prompt", json.dumps({"image": config.rollout.max_images, "video": 0})),
             *("--mm-processor-kwargs", json.dumps(images)),  # vLLM's default resizes in another way
-            "--enable-prefix-caching",
+            "--enable-prefix-caching" if self._caches_prefixes() else "--no-enable-prefix-caching",
             "--enable-scale-out",  # the route for tokens
             *("--worker-extension-cls", EXTENSION, "--middleware", MIDDLEWARE),
             "--disable-uvicorn-access-log",
@@ -175,20 +176,28 @@ class VllmServer:
         flags += ["--max-loras", "2", "--max-cpu-loras", "4"]
         return [*flags, "--lora-target-modules", *self.adapted_layers]
 
+    def _caches_prefixes(self) -> bool:
+        """vLLM caches the state of linear attention only where it computes prompts in parts."""
+        return not (self.on_cpu and "linear_key_head_dim" in self._text())
+
     def _context_tokens(self) -> int:
         """rollout.max_context_tokens, or the context length of the model if it is shorter."""
-        described = json.loads((self.folder / "config.json").read_text("utf-8"))
-        positions = described.get("text_config", described).get("max_position_embeddings")
+        positions = self._text().get("max_position_embeddings")
         return min(filter(None, (self.config.rollout.max_context_tokens, positions)))
+
+    def _text(self) -> dict[str, Any]:
+        """The language model in config.json."""
+        described: dict[str, Any] = json.loads((self.folder / "config.json").read_text("utf-8"))
+        text: dict[str, Any] = described.get("text_config", described)
+        return text
 
 
 def find_server(config: Config, *, share: float = 0.0, sleeps: bool = False) -> VllmServer:
     """The server of the recipe's model. Downloads a hub model. Raises UserError if vLLM is not installed."""
-    from arpo.models.loading import check_sampled, check_weights, load_renderer, resolve_model
+    from arpo.models.loading import check_weights, load_renderer, resolve_model
 
     python, on_cpu = find_vllm(config.engine)
     load_renderer(config.model)
-    check_sampled(config.model, "vllm")
     folder = resolve_model(config.model.path, weights=config.model.weights == "load")
     if config.model.weights == "load":
         check_weights(folder)

@@ -66,6 +66,10 @@ class EngineError(ArpoFault):
     """The inference engine raised an exception or died."""
 
 
+class Discarded(EngineError):
+    """A person discarded the episode (engine.name = "person"). It is played again; this is no fault."""
+
+
 class AgentError(ArpoFault):
     """The agent program of the user (rollout.agent) failed, hung, or never asked the model."""
 

@@ -62,6 +62,13 @@ def test_a_person_plays(browser, collecting, tmp_path):
             expect(page.locator("#typed")).to_have_text("typing: it's")
             page.keyboard.press("Control+c")
             expect(page.locator("#step")).to_have_text("step 4")
+        if number == 1:
+            screen.click(position={"x": 4, "y": 4})
+            expect(page.locator("#step")).to_have_text("step 2")
+            asked = heading.inner_text()
+            page.get_by_role("button", name="Discard this episode").click()
+            expect(page.locator("#step")).to_have_text("A new episode, step 1")
+            assert heading.inner_text() == asked
         shown = screen.get_attribute("src")
         screen.click(position={"x": x * zoom + 2, "y": y * zoom + 2})
         if number < 3:

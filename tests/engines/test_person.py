@@ -16,7 +16,7 @@ from arpo.dialects.tool_calls import QWEN3_VL
 from arpo.dialects.ui_tars import UI_TARS_1_5
 from arpo.engines import person
 from arpo.engines.person import PersonEngine
-from arpo.errors import UserError
+from arpo.errors import Discarded, UserError
 from arpo.types import Completion
 from tiny_vlm import first_prompt, sampling, screenshot, tiny_renderer
 
@@ -86,6 +86,48 @@ def test_an_episode_stays_on_the_page_until_it_ends() -> None:
         assert await two == Completion(
             token_ids=(), logprobs=(), text="Action: error_env()", finish="stop", versions=()
         )
+
+    run(scenario)
+
+
+def test_a_discarded_episode_starts_again_before_the_next_one() -> None:
+    async def scenario(engine: PersonEngine, page: Page) -> None:
+        one, two = ask(engine, "one"), ask(engine, "two")
+        await page.state()
+        await page.act(1, CLICK)
+        await one
+        one = ask(engine, "one", seed=3)
+        assert (await page.state(1))["step"] == 2
+        assert await page.act(3, discard=True) == (200, "")
+        with pytest.raises(Discarded):
+            await one
+        await engine.release("one")
+        waiting = asyncio.create_task(page.state(3))
+        await page.get("")
+        assert not waiting.done()
+        one = ask(engine, "one")
+        again = await waiting
+        assert (again["number"], again["step"], again["instruction"]) == (4, 1, "do one")
+        for task in (one, two):
+            task.cancel()
+
+    run(scenario)
+
+
+def test_the_page_does_not_wait_for_ever_for_a_discarded_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its task may be set aside in the meantime: then it is not played again."""
+    monkeypatch.setattr(person, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(person, "AGAIN_SECONDS", -1.0)
+
+    async def scenario(engine: PersonEngine, page: Page) -> None:
+        one, two = ask(engine, "one"), ask(engine, "two")
+        await page.state()
+        await page.act(1, discard=True)
+        with pytest.raises(Discarded):
+            await one
+        await engine.release("one")
+        assert (await page.state(1))["instruction"] == "do two"
+        two.cancel()
 
     run(scenario)
 

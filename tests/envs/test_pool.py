@@ -7,7 +7,7 @@ from PIL import Image
 import tiny_vlm
 from arpo.config import EnvConfig
 from arpo.envs.pool import EnvPool, GuardedEnv, LocalEnvs
-from arpo.errors import EngineError, Outage
+from arpo.errors import Discarded, EngineError, Outage
 from arpo.prompts import vision
 from arpo.storage.picture_codec import MIN_ENCODED_BYTES
 from arpo.storage.screenshots import ScreenshotPack
@@ -82,6 +82,21 @@ def test_a_fault_is_retried_in_a_new_environment(at):
     assert len(made.envs) == 3
     assert all(env.calls[-1] == "close" for env in made.envs)
     assert pool.faults == {f"{at}:EnvError": 2}
+
+
+def test_a_discarded_episode_is_played_again_and_is_no_fault():
+    made = Made()
+
+    async def discarded_twice(env):
+        played = await episode(env)
+        if len(made.envs) < 3:
+            raise Discarded("generate", "the person discarded the episode")
+        return played
+
+    pool = pool_of(made, config(attempts=1, quarantine_after=1))
+    assert isinstance(asyncio.run(pool.run(TASK, "e", discarded_twice)), Trajectory)
+    assert [env.calls[-1] for env in made.envs] == ["close"] * 3
+    assert not pool.faults
 
 
 def test_after_the_last_attempt_it_is_a_failure():

@@ -27,7 +27,7 @@ from arpo.envs.return_values import (
     require_step_result,
 )
 from arpo.envs.slots import Slots
-from arpo.errors import ArpoFault, EnvError, PromptTooLong, boundary
+from arpo.errors import ArpoFault, Discarded, EnvError, PromptTooLong, boundary
 from arpo.png import BadPng, read_size, rgb
 from arpo.types import Failure, Observation, Screenshot, StepResult, Task, Trajectory
 
@@ -156,7 +156,8 @@ class EnvPool:
     async def run(self, task: Task, episode_id: str, episode: Episode) -> Trajectory | Failure:
         """Run one episode, with up to `env.attempts` attempts, each in a new environment.
 
-        Every attempt waits for a free slot. The task may be quarantined in the meantime. Raises Outage if no
+        Every attempt waits for a free slot. The task may be quarantined in the meantime. A discarded episode
+        is played again and does not count as an attempt. Raises Outage if no
         environment works for `env.outage_seconds`.
         """
         attempts, seen = 0, None
@@ -171,6 +172,8 @@ class EnvPool:
                     seen = self.quarantine.failures(task.id) if seen is None else seen
                     async with self._lease() as env:
                         trajectory = await episode(env)
+            except Discarded:
+                continue
             except ArpoFault as error:
                 self._count(error)
                 is_last = attempts + 1 == self._config.attempts

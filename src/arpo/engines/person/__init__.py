@@ -4,6 +4,7 @@
     GET  /KEY/state?after=NUMBER  the next screen, as soon as there is one: {"number", "instruction", …}
     GET  /KEY/screens/NUMBER      its PNG
     POST /KEY/act                 {"number": NUMBER, "actions": […], "thought": TEXT}, in pixels of the screen
+                                  {"number": NUMBER, "discard": true}: starts the episode again
 
 For `arpo collect`, which stores the answers as tokens of the student, in its dialect. The page shows one
 episode until it ends, then the next one. It listens on loopback only; KEY is random.
@@ -13,7 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import secrets
+import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
@@ -25,12 +28,13 @@ from aiohttp import web
 from arpo.actions import action_from_json, up_to_terminal
 from arpo.dialects.base import Dialect, ParseError
 from arpo.engines.base import Weights
-from arpo.errors import EngineError, UserError
+from arpo.errors import Discarded, EngineError, UserError
 from arpo.http_server import Connections, bind, connection_limit, listening
 from arpo.prompts.rendering import Renderer
 from arpo.types import Completion, Prompt, Sampling, Screenshot
 
 POLL_SECONDS = 20.0  # the page asks again after it
+AGAIN_SECONDS = 60.0  # the page waits so long for the first screen of a discarded episode
 MAX_BODY = 1 << 16
 FOLDER = Path(__file__).parent
 FILES = {"": "page.html", "page.js": "page.js", "page.css": "page.css"}
@@ -69,6 +73,8 @@ class PersonEngine:
         self._student, self._dialect = student, dialect
         self._waiting: dict[str, _Asked] = {}  # by episode, oldest first
         self._episode: str | None = None  # on the page until it ends
+        self._discarded = False  # this episode, until it is released
+        self._until = math.inf  # clock time of giving the page to another episode
         self._steps: dict[str, int] = {}
         self._asked = 0
         self._changed = asyncio.Event()
@@ -98,6 +104,8 @@ class PersonEngine:
             answer=asyncio.get_running_loop().create_future(),
         )
         self._waiting[episode] = asked
+        if episode == self._episode:
+            self._until = math.inf
         self._tell()
         try:
             text = await asked.answer
@@ -108,7 +116,10 @@ class PersonEngine:
     async def release(self, episode_id: str) -> None:
         self._steps.pop(episode_id, None)
         if self._episode == episode_id:
-            self._episode = None
+            if self._discarded:
+                self._discarded, self._until = False, time.monotonic() + AGAIN_SECONDS
+            else:
+                self._episode = None
             self._tell()
 
     async def load(self, weights: Weights) -> None:
@@ -123,8 +134,8 @@ class PersonEngine:
         self._changed = asyncio.Event()
 
     def _current(self) -> _Asked | None:
-        if self._episode is None:
-            self._episode = next(iter(self._waiting), None)
+        if self._episode is None or time.monotonic() > self._until:
+            self._episode, self._until = next(iter(self._waiting), None), math.inf
         asked = self._waiting.get(self._episode or "")
         return None if asked is None or asked.answer.done() else asked
 
@@ -159,7 +170,11 @@ class PersonEngine:
             asked = self._current()
             if asked is None or not isinstance(body, dict) or body.get("number") != asked.number:
                 return _refused("this screen is over", 409)
-            asked.answer.set_result(self._text(body, asked.screenshot))
+            if body.get("discard") is True:
+                self._discarded = True
+                asked.answer.set_exception(Discarded("generate", "the person discarded the episode"))
+            else:
+                asked.answer.set_result(self._text(body, asked.screenshot))
         except ValueError as error:  # also ParseError
             return _refused(str(error), 400)
         return web.json_response({})

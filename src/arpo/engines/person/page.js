@@ -9,6 +9,7 @@ const KEYS = {
   Control: "", Shift: "", Alt: "", Meta: "", AltGraph: "", CapsLock: "", Dead: "", Unidentified: "", Process: "",
   Escape: "esc", ArrowLeft: "left", ArrowRight: "right", ArrowUp: "up", ArrowDown: "down", " ": "space",
 };
+const DISCARD = { discard: true };
 const CLICKS = ["Click", "DoubleClick", "TripleClick"];
 
 const find = (id) => document.getElementById(id);
@@ -78,11 +79,16 @@ async function send() {
   if (sending || !state.number || !queue.length) return;
   sending = true;
   screen_.classList.add("busy");
-  const thought = find("thought");
-  const body = JSON.stringify({ number: state.number, actions: [queue.shift()], thought: thought.value.trim() });
+  const thought = find("thought"), action = queue.shift();
+  const answer = action === DISCARD ? DISCARD : { actions: [action], thought: thought.value.trim() };
+  const body = JSON.stringify({ number: state.number, ...answer });
   try {
     const reply = await fetch("act", { method: "POST", body });
-    if (reply.ok) { thought.value = ""; return; }
+    if (reply.ok) {
+      thought.value = "";
+      if (action === DISCARD) find("step").textContent = "Discarded. The task starts again …";
+      return;
+    }
     find("fault").textContent = (await reply.json()).error;
   } catch {
     find("fault").textContent = "Not sent: there is no connection.";
@@ -182,4 +188,14 @@ for (const [id, action] of [["wait", { do: "Wait" }], ["done", { do: "Finished",
     act(action);
   });
 }
+find("discard").addEventListener("click", () => {
+  find("discard").blur();
+  clearTimeout(clickTimer);
+  clearTimeout(wheelTimer);
+  clicks = 0;
+  clicked = null;
+  queue = [];
+  setTyped("");
+  act(DISCARD);
+});
 follow();

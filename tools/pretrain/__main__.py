@@ -1,9 +1,9 @@
 """Makes the tiny base model of Desk: `python -m tools.pretrain --out base-model`.
 
-Trains a tiny Qwen2.5-VL by supervised learning to read screens, to solve tasks, and to make the faults of a
-careless demonstrator, which reinforcement learning can remove. Needs a GPU to be fast. If it is interrupted,
-run the same command again to resume. At the end it measures reading, pointing and success on unseen tasks:
-report.json in the output directory.
+Trains a tiny Qwen2.5-VL or Qwen3.5 by supervised learning to read screens, to solve tasks, and to make the
+faults of a careless demonstrator, which reinforcement learning can remove. Needs a GPU to be fast. If it is
+interrupted, run the same command again to resume. At the end it measures reading, pointing and success on
+unseen tasks: report.json in the output directory.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from arpo.errors import UserError
 from tools.pretrain.language import LANGUAGES
 from tools.pretrain.report import write_report
 from tools.pretrain.settings import Settings
+from tools.pretrain.tiny import FAMILIES
 from tools.pretrain.training import run_pretraining
 
 
@@ -36,6 +37,9 @@ def main(arguments: list[str] | None = None) -> None:
         "--careless-only",
         action="store_true",
         help="repeat the last stage alone, from stored weights: 3 minutes on an H200",
+    )
+    parser.add_argument(
+        "--family", choices=FAMILIES, default=default.family, help="kind of model (default: %(default)s)"
     )
     parser.add_argument(
         "--dialect",

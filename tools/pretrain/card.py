@@ -27,6 +27,7 @@ from tools.pretrain.tiny import CHAT_TEMPLATE, IMAGE_SETTINGS
 from tools.pretrain.tokenizer import desk_tokenizer
 
 CARD = "README.md"
+NAMES = {"qwen2_5_vl": "Qwen2.5-VL", "qwen3_5": "Qwen3.5"}  # of families
 _TASKS_PER_FAMILY = 4
 _REPORT = "\n## Report\n"
 _LINE = re.compile(r"^fingerprint: `([0-9a-f]{64})`$", re.MULTILINE)
@@ -63,6 +64,7 @@ def read_fingerprint(folder: Path) -> str:
 
 
 def card(settings: Settings, step: int, parameters: int, arithmetic: str) -> str:
+    model = NAMES[settings.family]
     return f"""---
 license: apache-2.0
 library_name: transformers
@@ -70,7 +72,7 @@ pipeline_tag: image-text-to-text
 ---
 # Desk base model
 
-A tiny Qwen2.5-VL ({parameters:,} parameters, half precision) that reads the screens of ARPO's built-in
+A tiny {model} ({parameters:,} parameters, half precision) that reads the screens of ARPO's built-in
 desktop and answers in the dialect `{LANGUAGES[settings.dialect].dialect}` (`model.dialect`). It is a starting
 point for training on that desktop and useless elsewhere. It reads well and acts carelessly, as its
 demonstrator did.
@@ -97,7 +99,8 @@ fingerprint: `{fingerprint(settings.dialect)}`
 
 def _options(settings: Settings) -> str:
     last_stage = " --careless-only" if settings.careless_only else ""
-    return last_stage + (f" --dialect {settings.dialect}" if settings.dialect != Settings().dialect else "")
+    other = [name for name in ("family", "dialect") if getattr(settings, name) != getattr(Settings(), name)]
+    return last_stage + "".join(f" --{name} {getattr(settings, name)}" for name in other)
 
 
 def with_report(text: str, table: str) -> str:

@@ -17,6 +17,7 @@ class Settings:
     layers: int = 4
     vision_hidden: int = 128
     vision_layers: int = 4
+    family: str = "qwen2_5_vl"  # a key of `FAMILIES` in `tiny`
     dialect: str = "ui_tars"  # language of the answers: a key of `LANGUAGES`
     seed: int = 0
     device: str = "auto"

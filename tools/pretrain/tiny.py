@@ -1,4 +1,4 @@
-"""The tiny Qwen2.5-VL: configuration, initial weights, and saving as a Hugging Face model folder."""
+"""The tiny model, Qwen2.5-VL or Qwen3.5: configuration, initial weights, and saving as a model folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer
-from transformers import GenerationConfig, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+from transformers import (
+    AutoModelForImageTextToText,
+    GenerationConfig,
+    PretrainedConfig,
+    Qwen2_5_VLConfig,
+    Qwen3_5Config,
+)
 
 from arpo.prompts import vision
 from arpo.prompts.vision import ImageSettings
@@ -46,6 +52,7 @@ def tiny_config(
     vocab_size: int,
     ids: Mapping[str, int],
     *,
+    family: str = "qwen2_5_vl",
     hidden: int = 128,
     layers: int = 4,
     heads: int = 4,
@@ -53,8 +60,9 @@ def tiny_config(
     vision_hidden: int = 128,
     vision_layers: int = 4,
     max_positions: int = 4096,
-) -> Qwen2_5_VLConfig:
+) -> Any:
     """Configuration with full attention in every vision layer. `ids` maps special tokens to ids."""
+    config, in_text, in_rope, in_tower = FAMILIES[family](hidden // heads, heads, key_heads, vision_layers)
     half = hidden // heads // 2
     time = half // 4
     height = (half - time) // 2
@@ -63,7 +71,7 @@ def tiny_config(
         "rope_theta": ROPE_THETA,
         "mrope_section": [time, height, half - time - height],
     }
-    return Qwen2_5_VLConfig(
+    return config(
         text_config={
             "vocab_size": vocab_size,
             "hidden_size": hidden,
@@ -72,10 +80,11 @@ def tiny_config(
             "num_attention_heads": heads,
             "num_key_value_heads": key_heads,
             "max_position_embeddings": max_positions,
-            "rope_parameters": rope,
+            "rope_parameters": rope | in_rope,
             "bos_token_id": None,
             "eos_token_id": ids["<|im_end|>"],
             "pad_token_id": ids["<|endoftext|>"],
+            **in_text,
         },
         vision_config={
             "depth": vision_layers,
@@ -86,7 +95,7 @@ def tiny_config(
             "patch_size": IMAGE_SETTINGS.patch_size,
             "spatial_merge_size": IMAGE_SETTINGS.merge_size,
             "temporal_patch_size": IMAGE_SETTINGS.temporal_patch_size,
-            "fullatt_block_indexes": list(range(vision_layers)),
+            **in_tower,
         },
         image_token_id=ids["<|image_pad|>"],
         video_token_id=ids["<|video_pad|>"],
@@ -96,10 +105,36 @@ def tiny_config(
     )
 
 
-def new_tiny_model(config: Qwen2_5_VLConfig, seed: int) -> Qwen2_5_VLForConditionalGeneration:
+_Parts = tuple[type[PretrainedConfig], dict[str, Any], dict[str, Any], dict[str, Any]]
+
+
+def _qwen2_5(head: int, heads: int, key_heads: int, vision_layers: int) -> _Parts:
+    return Qwen2_5_VLConfig, {}, {}, {"fullatt_block_indexes": list(range(vision_layers))}
+
+
+def _qwen3_5(head: int, heads: int, key_heads: int, vision_layers: int) -> _Parts:
+    """Every fourth layer has full attention, the others have linear attention with heads of the same size."""
+    text = {
+        "head_dim": head,
+        "linear_num_key_heads": key_heads,
+        "linear_num_value_heads": heads,
+        "linear_key_head_dim": head,
+        "linear_value_head_dim": head,
+        "tie_word_embeddings": True,
+    }
+    third = head // 6
+    places = {"mrope_interleaved": True, "mrope_section": [head // 2 - 2 * third, third, third]}
+    return Qwen3_5Config, text, {"partial_rotary_factor": 1.0} | places, {}
+
+
+FAMILIES = {"qwen2_5_vl": _qwen2_5, "qwen3_5": _qwen3_5}
+
+
+def new_tiny_model(config: PretrainedConfig, seed: int) -> Any:
     """Float32 weights, deviation 1/sqrt(fan-in). A model this small does not learn with the usual 0.02."""
     with torch.random.fork_rng(devices=[]):
-        model = Qwen2_5_VLForConditionalGeneration(config).float()
+        torch.manual_seed(seed)
+        model = AutoModelForImageTextToText.from_config(config).float()
     generator = torch.Generator().manual_seed(seed)
     for name, weight in model.named_parameters():
         if weight.dim() >= 2:
@@ -109,7 +144,7 @@ def new_tiny_model(config: Qwen2_5_VLConfig, seed: int) -> Qwen2_5_VLForConditio
 
 
 def save_model_folder(
-    model: Qwen2_5_VLForConditionalGeneration,
+    model: Any,
     tokenizer: Tokenizer,
     folder: Path | str,
     *,

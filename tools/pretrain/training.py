@@ -138,8 +138,8 @@ class Pretraining:
         self.settings, self.folder = settings, folder
         self.tokenizer = desk_tokenizer(LANGUAGES[settings.dialect].phrases)
         shape = tiny_config(
-            self.tokenizer.get_vocab_size(), special_ids(self.tokenizer), hidden=settings.hidden,
-            layers=settings.layers, vision_hidden=settings.vision_hidden,
+            self.tokenizer.get_vocab_size(), special_ids(self.tokenizer), family=settings.family,
+            hidden=settings.hidden, layers=settings.layers, vision_hidden=settings.vision_hidden,
             vision_layers=settings.vision_layers,
         )  # fmt: skip
         self.model = new_tiny_model(shape, settings.seed).to(resolve_device(settings.device))
@@ -205,6 +205,8 @@ class Pretraining:
         A token that the stored model does not have begins as the one that means the same.
         """
         stored = load_file(BEFORE_CARELESS)
+        if self.settings.family != Settings().family:
+            raise UserError(f"--careless-only: the stored weights are those of {Settings().family}")
         with torch.no_grad():
             for name, weight in self._parameters().items():
                 weight[: len(stored[name])].copy_(stored[name])

@@ -21,7 +21,7 @@ from tools.pretrain.batches import Batches, LessonBatch, collate
 from tools.pretrain.language import LANGUAGES
 from tools.pretrain.lessons import LessonGenerator
 from tools.pretrain.settings import Settings
-from tools.pretrain.tiny import IMAGE_SETTINGS
+from tools.pretrain.tiny import FAMILIES, IMAGE_SETTINGS
 from tools.pretrain.tokenizer import desk_tokenizer
 from tools.pretrain.training import (
     BEFORE_CARELESS,
@@ -51,9 +51,10 @@ def some() -> list[LessonBatch]:
     return Batches(settings()).chunk(0)
 
 
-def test_the_loss_is_transformers_own(some: list[LessonBatch], tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_loss_is_transformers_own(family: str, some: list[LessonBatch], tmp_path: Path) -> None:
     """Compares with the saved model in plain transformers, one lesson at a time."""
-    training = Pretraining(settings(), tmp_path)
+    training = Pretraining(settings(family=family), tmp_path)
     palette = torch.from_numpy(PALETTE)
     batch = min(some, key=lambda batch: batch.tokens_BT.numel())
     loss, _ = answer_loss(training.model, batch, screen_features(training.model, batch, palette))

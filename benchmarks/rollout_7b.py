@@ -1,11 +1,12 @@
 """Rollouts of a 7B model on one GPU: sampled tokens per second, against the limits of the GPU.
 
-A 7B model with random weights plays episodes with screenshots of 1920x1080. Two limits are computed from
-rates measured in the same run. `bandwidth_limit`: decoding alone, which reads all weights and all cached keys
-and values for each token. `limit`: this, and the arithmetic of encoding screenshots and of prefilling, at the
-rate of a large matrix product. `ratio` is measured divided by `bandwidth_limit`. One JSON line:
+A 7B model with random weights plays episodes with screenshots of 1920x1080. With `--model qwen3_5` it has the
+size of Qwen3.5-9B; install flash-linear-attention for it. Two limits are computed from rates measured in the
+same run. `bandwidth_limit`: decoding alone, which reads all weights and all cached keys, values and states
+for each token. `limit`: this, and the arithmetic of encoding screenshots and of prefilling, at the rate of a
+large matrix product. `ratio` is measured divided by `bandwidth_limit`. One JSON line:
 
-    PYTHONPATH=. python benchmarks/rollout_7b.py [--episodes 16] [--turns 15] [--tokens 150]
+    PYTHONPATH=. python benchmarks/rollout_7b.py [--model qwen3_5] [--episodes 16] [--turns 15] [--tokens 150]
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from learner import IMAGE_SETTINGS, draw_screenshot, seven_b
+from learner import IMAGE_SETTINGS, draw_screenshot, qwen3_5, seven_b
 from torch import Tensor
 
 from arpo.config import ModelConfig
@@ -30,7 +31,7 @@ from arpo.engines.cached_episodes import CachedEpisode, NewTokens
 from arpo.engines.in_process import InProcessEngine
 from arpo.engines.pool_passes import PoolPasses
 from arpo.models.loading import load_model, load_renderer
-from arpo.models.memory_plan import GIB, ModelDimensions, key_value_bytes, measure_dimensions
+from arpo.models.memory_plan import GIB, ModelDimensions, key_value_bytes, measure_dimensions, states_bytes
 from arpo.prompts.rendering import Renderer
 from arpo.types import Message, Prompt, Sampling, Screenshot
 
@@ -126,7 +127,8 @@ def measured_rates() -> tuple[float, float]:
 def decoding_bytes(dims: ModelDimensions, passes: TimedPasses, tokens: int, episodes: int) -> float:
     """Bytes read if all episodes decoded together all the time."""
     weights = 2 * (dims.language_parameters - dims.vocabulary * dims.hidden)  # embeddings are looked up
-    return weights * tokens / episodes + passes.read * key_value_bytes(dims, 2)
+    states = states_bytes(dims, 2, episodes - 1) * 2  # they are read and written
+    return (weights + states) * tokens / episodes + passes.read * key_value_bytes(dims, 2)
 
 
 def arithmetic(
@@ -134,7 +136,7 @@ def arithmetic(
 ) -> float:
     """FLOP of prefilling and of encoding screenshots; without attention within windows."""
     language = 2 * dims.layers * dims.layer_parameters * prefilled
-    language += 4 * dims.layers * dims.query_width * passes.attended
+    language += 4 * dims.key_layers * dims.query_width * passes.attended
     vision = 2 * dims.vision_parameters * patches
     vision += 4 * dims.vision_full_layers * dims.vision_hidden * patches**2
     return language + images * vision
@@ -201,6 +203,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--model", choices=("qwen2_5_vl", "qwen3_5"), default="qwen2_5_vl", help="family")
     parser.add_argument("--episodes", type=int, default=16, help="played at once")
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--tokens", type=int, default=150, help="tokens per answer, on average")
@@ -208,7 +211,8 @@ def main() -> None:
     if not torch.cuda.is_available():
         sys.exit("this benchmark needs a GPU with 80 GiB")
     with tempfile.TemporaryDirectory() as folder:
-        print(json.dumps(measure(arguments, seven_b(Path(folder)))))
+        large = qwen3_5(Path(folder), tiny=False) if arguments.model == "qwen3_5" else seven_b(Path(folder))
+        print(json.dumps(measure(arguments, large)))
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ from engines import NewEngine, pool_engine, slot_engine
 from pngs import corrupt
 from tiny_vlm import (
     FAMILIES,
+    LINEAR,
     QWEN2_5,
     QWEN3,
     QWEN3_5,
@@ -337,7 +338,7 @@ def test_a_slid_window_rewinds_to_the_common_prefix(new_engine: NewEngine, famil
     shared = (
         len(renderer.render([slid.messages[0]]).token_ids) - 1
     )  # up to <|im_start|>; then the role differs
-    assert prefilled == len(slid.token_ids) - (0 if family == QWEN3_5 else shared)
+    assert prefilled == len(slid.token_ids) - (0 if family in LINEAR else shared)
     fresh = asyncio.run(new_engine(model, renderer, slots=1).generate(slid, sampling(2)))
     assert second.token_ids == fresh.token_ids
     assert second.logprobs == pytest.approx(fresh.logprobs, abs=1e-5)
@@ -360,7 +361,7 @@ def test_another_image_behind_equal_tokens_is_encoded(new_engine: NewEngine, fam
     again = asyncio.run(ask(engine, 2))
     assert again.logprobs == pytest.approx(fresh.logprobs, abs=1e-5)
     # All is known, but the last token must run. A state lies behind the last token of the answer.
-    run = len(first_prompt(renderer, "e", screenshot(2)).token_ids) if family == QWEN3_5 else 1
+    run = len(first_prompt(renderer, "e", screenshot(2)).token_ids) if family in LINEAR else 1
     assert engine.stats.prefilled_tokens - before == run
 
 

@@ -21,11 +21,13 @@ from devices import NEEDS_A_GPU
 from tiny_vlm import (
     EACH_FAMILY,
     FAMILIES,
+    LINEAR,
     QWEN2_5,
     QWEN3,
     QWEN3_5,
     TOKENIZER,
     first_prompt,
+    in_precision,
     screenshot,
     stock_inputs,
     tiny_model,
@@ -84,7 +86,7 @@ def stock_logprobs(
 def test_values_and_gradients_equal_plain_transformers(
     family: str, dtype: torch.dtype, temperature: float
 ) -> None:
-    ours, stock = tiny_of(family).to(dtype), tiny_of(family, stock=True).to(dtype)
+    ours, stock = (in_precision(tiny_of(family, stock=stock), dtype) for stock in (False, True))
     samples = mixed_samples(family)
     assert sum(sum(sample.mask) for sample in samples) == 17
     check_against_stock(ours, stock, samples, RENDERERS[family], temperature)
@@ -105,7 +107,7 @@ def check_against_stock(
     weights = torch.linspace(-1, 1, len(logp_N))
     (logp_N * weights).sum().backward()
     (expected_N * weights).sum().backward()
-    wide = 1e-5 if ours.config.model_type == QWEN3_5 else 1e-6  # linear attention computes in float32
+    wide = 1e-5 if ours.config.model_type in LINEAR else 1e-6  # linear attention computes in float32
     close = 1e-4 if ours.dtype == torch.float32 else wide
     for (name, mine), theirs in zip(ours.named_parameters(), stock.parameters(), strict=True):
         assert theirs.grad.abs().max() > 0, name
@@ -195,7 +197,8 @@ def test_the_last_mlp_runs_on_sampled_tokens_only(family: str) -> None:
     model, samples = tiny_of(family), mixed_samples(family)
     layers, rows = model.model.language_model.layers, []
     for layer in (layers[0], layers[-1]):
-        layer.mlp.gate_proj.register_forward_hook(lambda _, given, __: rows.append(given[0].numel() // 64))
+        mlp = getattr(layer.mlp, "shared_expert", layer.mlp)
+        mlp.gate_proj.register_forward_hook(lambda _, given, __: rows.append(given[0].numel() // 64))
     every = len(samples) * max(len(sample.token_ids) for sample in samples)
     sampled_logprobs(model, samples, RENDERERS[family], 1.0)
     assert rows == [every, 17]
@@ -304,12 +307,12 @@ def values_and_gradients(
 
 @pytest.mark.parametrize("family", EACH_FAMILY)
 def test_sequences_packed_into_one_row_do_not_see_each_other(family: str) -> None:
-    model = tiny_of(family).double()
+    model = in_precision(tiny_of(family), torch.float64)
     padded, gradients = values_and_gradients(model, family, packed=False)
     packed, others = values_and_gradients(model, family, packed=True)
     torch.testing.assert_close(packed, padded, rtol=1e-6, atol=1e-6)  # the logits are float32
     assert others.keys() == gradients.keys()
-    close = 1e-4 if family == QWEN3_5 else 1e-6  # linear attention computes in float32
+    close = 1e-4 if family in LINEAR else 1e-6  # linear attention computes in float32
     for name, gradient in gradients.items():
         torch.testing.assert_close(others[name], gradient, rtol=1e-5, atol=close)
 

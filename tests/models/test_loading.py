@@ -232,13 +232,13 @@ def test_a_path_without_a_folder_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("model_type", "kind"),
-    [("llama", "another kind of model"), ("qwen3_5_moe", "a mixture of experts"), (None, "another kind")],
+    [("llama", "another kind of model"), ("qwen3_vl_moe", "a mixture of experts"), (None, "another kind")],
 )
 def test_another_kind_of_model_is_refused(model_type: str | None, kind: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
     message = refused(tmp_path)
     assert f"model_type is {model_type!r}, {kind}" in message
-    assert message.endswith("supported are qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_5")
+    assert message.endswith("supported are qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_5, qwen3_5_moe")
 
 
 def test_a_config_that_cannot_be_read_is_refused(folder: Path) -> None:

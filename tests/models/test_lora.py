@@ -17,6 +17,7 @@ from arpo.types import Sample
 from engines import slot_engine
 from tiny_vlm import (
     EACH_FAMILY,
+    LINEAR,
     QWEN2_5,
     QWEN3,
     QWEN3_5,
@@ -101,7 +102,7 @@ def test_language_and_merger_layers_have_adapters_and_everything_else_is_frozen(
         name for name in layers if ".visual." in name and "merger" in name
     }
     depth = model.config.text_config.num_hidden_layers
-    of_attention = 5 + 4 + 5 if family == QWEN3_5 else 4 * depth
+    of_attention = 5 + 4 + 5 if family in LINEAR else 4 * depth
     assert len(expected) == of_attention + 3 * depth + 2 * (4 if family == QWEN3 else 1)
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     assert trained == {f"{name}.lora.{which}" for name in expected for which in "ab"}

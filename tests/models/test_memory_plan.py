@@ -42,7 +42,7 @@ from arpo.models.memory_plan import (
 )
 from arpo.models.recompute import KeptActivations
 from arpo.models.token_pool import TokenPool, extent_size
-from tiny_vlm import FAMILIES, QWEN3_5, tiny_of
+from tiny_vlm import FAMILIES, LINEAR, QWEN3_5, tiny_of
 from tools.pretrain.tiny import IMAGE_SETTINGS
 
 SEVEN_B = ModelDimensions(
@@ -138,9 +138,10 @@ def test_linear_attention_has_no_keys_and_a_size_of_its_own() -> None:
     assert key_value_bytes(dims, 4) == 4 * 2 * 2 * 24  # keys and values of two heads in one layer
 
 
-def test_activations_of_linear_attention_are_as_large_as_planned() -> None:
+@pytest.mark.parametrize("family", LINEAR)
+def test_activations_of_linear_attention_are_as_large_as_planned(family: str) -> None:
     """Everything that autograd holds for one layer and 256 tokens, without the weights."""
-    layer, held = tiny_of(QWEN3_5).model.language_model.layers[0], {}
+    layer, held = tiny_of(family).model.language_model.layers[0], {}
     weights = {p.untyped_storage().data_ptr() for p in layer.parameters()}
 
     def hold(tensor: torch.Tensor) -> torch.Tensor:
@@ -152,7 +153,7 @@ def test_activations_of_linear_attention_are_as_large_as_planned() -> None:
     with torch.autograd.graph.saved_tensors_hooks(hold, lambda tensor: tensor):
         layer(hidden_1TD, position_embeddings=None)
     size = sum(tensor.untyped_storage().nbytes() for tensor in held.values())
-    planned = layer_bytes(measure_dimensions(tiny_of(QWEN3_5), lora_rank=1), 4, 256)
+    planned = layer_bytes(measure_dimensions(tiny_of(family), lora_rank=1), 4, 256)
     assert size <= planned < 1.02 * size
 
 

@@ -14,9 +14,9 @@ from arpo.models.forward import sampled_logprobs
 from arpo.models.lora import attach
 from arpo.models.recompute import KeptActivations, recomputing
 from arpo.types import Message, Sample
-from tiny_vlm import QWEN2_5, QWEN3_5, screenshot, tiny_of, tiny_renderer
+from tiny_vlm import LINEAR, QWEN2_5, QWEN3_5, QWEN3_5_MOE, in_precision, screenshot, tiny_of, tiny_renderer
 
-EACH_ATTENTION = pytest.mark.parametrize("family", [QWEN2_5, QWEN3_5])  # full; linear and full
+EACH_ATTENTION = pytest.mark.parametrize("family", [QWEN2_5, QWEN3_5, QWEN3_5_MOE])  # full; linear and full
 
 
 def sample(seed: int, family: str = QWEN2_5) -> Sample:
@@ -40,7 +40,7 @@ def gradients(model: VisionLanguageModel) -> dict[str, torch.Tensor]:
     model.zero_grad()
     family = model.config.model_type
     samples = [sample(0, family), sample(5, family)]
-    logps_T, _ = sampled_logprobs(model, samples, tiny_renderer(family), 1.0, packed=family == QWEN3_5)
+    logps_T, _ = sampled_logprobs(model, samples, tiny_renderer(family), 1.0, packed=family in LINEAR)
     logps_T.square().sum().backward()
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
@@ -56,13 +56,13 @@ def gradients(model: VisionLanguageModel) -> dict[str, torch.Tensor]:
     ],
 )
 @pytest.mark.parametrize(  # attention kept, attention recomputed
-    ("long", "family"), [(1, QWEN2_5), (1024, QWEN2_5), (1, QWEN3_5)]
+    ("long", "family"), [(1, QWEN2_5), (1024, QWEN2_5), (1, QWEN3_5), (1, QWEN3_5_MOE)]
 )
 def test_gradients_do_not_depend_on_what_is_kept(
     kept: KeptActivations, long: int, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention, "LONG_KEYS", long)
-    model = tiny_of(family).double()
+    model = in_precision(tiny_of(family), torch.float64)
     wanted = gradients(model)
     with recomputing(model, kept):
         found = gradients(model)

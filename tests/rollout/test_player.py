@@ -26,7 +26,7 @@ from arpo.tasks.lists import load_tasks
 from arpo.types import Trajectory
 from processes import descendants, wait_until
 from scripted_vllm import answering, scripted_vllm
-from tiny_vlm import QWEN3_5, save_folder, tiny_of
+from tiny_vlm import QWEN3_5, QWEN3_5_MOE, save_folder, tiny_of
 from verdicts import A, Scripted, small_config
 
 
@@ -81,6 +81,13 @@ def test_the_player_plays_with_the_model_that_a_learner_fills(tmp_path: Path) ->
 def test_a_part_that_is_not_there_is_named(tmp_path: Path, setting: str, reason: str) -> None:
     with pytest.raises(UserError, match=reason):
         open_player(small_config(tmp_path, [A], setting))
+
+
+def test_the_experts_of_a_mixture_are_not_trained(tmp_path: Path) -> None:
+    folder = save_folder(tiny_of(QWEN3_5_MOE), tmp_path / "model")
+    config = small_config(tmp_path, [A], f"--model.path={folder}", "--model.train=all")
+    with pytest.raises(UserError, match=r"model\.train: is 'all', and .* mixture of experts: .*use 'lora'"):
+        open_player(config, learning=True)
 
 
 @pytest.mark.parametrize("engine", ["openai", "person"])

@@ -22,6 +22,8 @@ from transformers import (
     Qwen2VLForConditionalGeneration,
     Qwen3_5Config,
     Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
 )
@@ -37,8 +39,10 @@ from tools.pretrain.tokenizer import ACTION_PHRASES, build_tokenizer, special_id
 
 TOKENIZER = build_tokenizer(ACTION_PHRASES, ["open", "save", "file", "the"], 20)
 QWEN2, QWEN2_5, QWEN3, QWEN3_5 = "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5"
-FAMILIES = (QWEN2, QWEN2_5, QWEN3, QWEN3_5)
-EACH_FAMILY = (pytest.param(QWEN2, marks=pytest.mark.slow), QWEN2_5, QWEN3, QWEN3_5)
+QWEN3_5_MOE = "qwen3_5_moe"
+FAMILIES = (QWEN2, QWEN2_5, QWEN3, QWEN3_5, QWEN3_5_MOE)
+EACH_FAMILY = (pytest.param(QWEN2, marks=pytest.mark.slow), QWEN2_5, QWEN3, QWEN3_5, QWEN3_5_MOE)
+LINEAR = (QWEN3_5, QWEN3_5_MOE)  # families with linear attention
 QWEN3_SETTINGS = ImageSettings(
     patch_size=16,
     merge_size=2,
@@ -53,6 +57,7 @@ SETTINGS = {
     QWEN2_5: IMAGE_SETTINGS,
     QWEN3: QWEN3_SETTINGS,
     QWEN3_5: QWEN3_SETTINGS,
+    QWEN3_5_MOE: QWEN3_SETTINGS,
 }
 
 
@@ -65,6 +70,12 @@ def tiny_of(family: str, seed: int = 0, *, stock: bool = False) -> VisionLanguag
     return copy.deepcopy(_made(family, seed, stock))
 
 
+def in_precision(model: VisionLanguageModel, dtype: torch.dtype) -> VisionLanguageModel:
+    if model.config.model_type == QWEN3_5_MOE and dtype == torch.float64:
+        model.set_experts_implementation("eager")  # torch's grouped product has no float64
+    return model.to(dtype)
+
+
 def tiny_model(seed: int = 0, *, stock: bool = False) -> Qwen2_5_VLForConditionalGeneration:
     return tiny_of(QWEN2_5, seed, stock=stock)
 
@@ -72,8 +83,10 @@ def tiny_model(seed: int = 0, *, stock: bool = False) -> Qwen2_5_VLForConditiona
 @functools.cache
 def _made(family: str, seed: int, stock: bool) -> VisionLanguageModel:
     """A copy of a model takes a third of the time that it takes to make it."""
-    make = {QWEN2: tiny_qwen2, QWEN2_5: _tiny_qwen2_5, QWEN3: tiny_qwen3, QWEN3_5: tiny_qwen3_5}[family]
-    return make(seed, stock=stock)
+    make = {QWEN2: tiny_qwen2, QWEN2_5: _tiny_qwen2_5, QWEN3: tiny_qwen3, QWEN3_5: tiny_qwen3_5}
+    if family == QWEN3_5_MOE:
+        return tiny_qwen3_5(seed, stock=stock, experts=4)
+    return make[family](seed, stock=stock)
 
 
 def tiny_qwen2(
@@ -118,12 +131,21 @@ def tiny_qwen3_5(
     tokenizer: Tokenizer = TOKENIZER,
     hidden: int = 64,
     head: int = 24,
-) -> Qwen3_5ForConditionalGeneration:
-    """Linear, full and linear attention; half of a head is rotated; two value heads for each key head."""
+    experts: int = 0,
+) -> Any:
+    """Linear, full and linear attention; half of a head is rotated; two value heads for each key head.
+
+    With `experts`, a token chooses two of them in each layer.
+    """
     ids, twelfth = special_ids(tokenizer), head // 12
-    config = Qwen3_5Config(
+    mixture = {
+        "num_experts": experts, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 48,
+    }  # fmt: skip
+    config = (Qwen3_5MoeConfig if experts else Qwen3_5Config)(
         text_config={
-            "vocab_size": tokenizer.get_vocab_size(), "hidden_size": hidden, "intermediate_size": 96,
+            **(mixture if experts else {"intermediate_size": 96}),
+            "vocab_size": tokenizer.get_vocab_size(), "hidden_size": hidden,
             "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": head,
             "layer_types": ["linear_attention", "full_attention", "linear_attention"],
             "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 32,
@@ -143,7 +165,8 @@ def tiny_qwen3_5(
         tie_word_embeddings=False,
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
-        model = Qwen3_5ForConditionalGeneration(config).float()
+        kind = Qwen3_5MoeForConditionalGeneration if experts else Qwen3_5ForConditionalGeneration
+        model = kind(config).float()
     model = _initialised(model, seed, stock)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -151,6 +174,8 @@ def tiny_qwen3_5(
                 weight.copy_(torch.linspace(-4, -2, 4))  # slow decay, so that a leak of state would show
             elif name.endswith("conv1d.weight"):
                 weight.mul_(3)  # queries and keys have mostly positive values, so no output is nearly zero
+            elif ".experts." in name:
+                weight.mul_(6)  # else they would hardly matter
             elif name.endswith(("out_proj.weight", "o_proj.weight", "down_proj.weight")):
                 weight.mul_(0.25)  # rounding errors stay small
     return model
@@ -196,7 +221,7 @@ def save_folder(model: Any, folder: Path, tokenizer: Tokenizer = TOKENIZER) -> P
     """A Hugging Face folder of a family, in float32, with the image settings as the hub has them."""
     family = model.config.model_type
     save_model_folder(model, tokenizer, folder, dtype=torch.float32, settings=SETTINGS[family])
-    if family in (QWEN3, QWEN3_5):
+    if family in (QWEN3, *LINEAR):
         settings = {
             "image_processor_type": "Qwen2VLImageProcessorFast", "processor_class": "Qwen3VLProcessor",
             "patch_size": 16, "merge_size": 2, "temporal_patch_size": 2,

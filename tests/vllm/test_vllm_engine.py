@@ -37,7 +37,7 @@ from arpo.storage.published_weights import publishing, read_published
 from arpo.testing import FakeEnv, task
 from arpo.types import Completion, Message, Prompt, Sample, Sampling, Screenshot
 from real_vllm import PYTHON, RealServer, real_servers
-from tiny_vlm import QWEN2_5, QWEN3_5, save_folder, screenshot, stock_inputs, tiny_qwen3_5
+from tiny_vlm import QWEN2_5, QWEN3_5, QWEN3_5_MOE, save_folder, screenshot, stock_inputs, tiny_qwen3_5
 
 EXACT = 1e-3  # of a log-probability in float32
 ALONE = 1e-4  # the same, for one request at a time
@@ -85,7 +85,8 @@ def family_words(family: str, folder: Path) -> tuple[str, ...]:
     """Settings for the base model, or for a fresh model of another family."""
     if family == QWEN2_5:
         return ()
-    model = tiny_qwen3_5(head=32)  # vLLM on a CPU knows no narrower heads
+    experts = 4 if family == QWEN3_5_MOE else 0
+    model = tiny_qwen3_5(head=32, experts=experts)  # vLLM on a CPU knows no narrower heads
     return (f"--model.path={save_folder(model, folder / 'model')}",)
 
 
@@ -462,7 +463,7 @@ def test_weights_other_than_the_learners_are_not_served(
         play(servers, test, *words)
 
 
-@pytest.mark.parametrize("family", [QWEN2_5, QWEN3_5])
+@pytest.mark.parametrize("family", [QWEN2_5, QWEN3_5_MOE])
 def test_adapters(tmp_path: Path, family: str) -> None:
     words = ("--model.train=lora", "--model.lora_rank=4", *family_words(family, tmp_path))
     policy = policy_of(config_of(*words), tmp_path)

@@ -137,7 +137,7 @@ def _plan_model(model: ModelConfig) -> tuple[ModelInfo, list[Finding]]:
     """The model of the recipe, and what is missing of it. A published model is known by its name alone."""
     from arpo.models.hub import parse_hub_model
     from arpo.models.known_models import known_model
-    from arpo.models.loading import check_weights, load_renderer, resolve_model
+    from arpo.models.loading import check_trainable, check_weights, load_renderer, resolve_model
     from arpo.models.memory_plan import model_info, read_model_info
 
     on_hub, known = parse_hub_model(model.path) is not None, known_model(model.path)
@@ -149,6 +149,7 @@ def _plan_model(model: ModelConfig) -> tuple[ModelInfo, list[Finding]]:
         ]
     info = read_model_info(model)
     tried = [_try("tokenizer", partial(load_renderer, model), "")]
+    tried.append(_try("training", partial(check_trainable, model), ""))
     if model.weights == "load" and not on_hub:
         tried.append(_try("weights", partial(check_weights, resolve_model(model.path)), ""))
     return info, [finding for finding in tried if not finding.works]

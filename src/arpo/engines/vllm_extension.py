@@ -38,9 +38,9 @@ def _use_plain_weights(layer: Any, remove_weight: bool) -> None:
 
 utils.dispatch_cpu_unquantized_gemm = _use_plain_weights
 if current_platform.is_cpu():
-    from arpo.engines import vllm_linear_attention
+    from arpo.engines import vllm_cpu
 
-    vllm_linear_attention.install()
+    vllm_cpu.install()
 _load_adapter = worker_manager.WorkerLoRAManager._load_adapter
 
 

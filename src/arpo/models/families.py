@@ -1,7 +1,7 @@
-"""Differences between the supported model families: Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5, all dense.
+"""Differences between the supported model families: Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5.
 
 Loading, rendering, attention, caches, engine and learner share one code path. A `Family` states the
-differences in terms of the modules of transformers. Mixtures of experts and video are not supported.
+differences in terms of the modules of transformers. Experts of a mixture are frozen. Video is not supported.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLForConditionalGeneration,
     Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeForConditionalGeneration,
     Qwen3VLForConditionalGeneration,
 )
 from transformers.vision_utils import (
@@ -27,6 +28,7 @@ VisionLanguageModel: TypeAlias = (
     | Qwen2_5_VLForConditionalGeneration
     | Qwen3VLForConditionalGeneration
     | Qwen3_5ForConditionalGeneration
+    | Qwen3_5MoeForConditionalGeneration
 )
 
 IMAGE_BOUNDS, WINDOW_BOUNDS = "cu_seqlens", "cu_window_seqlens"
@@ -130,6 +132,7 @@ FAMILIES: dict[str, Family] = {  # by config.model_type
     "qwen2_5_vl": Qwen2_5VL(),
     "qwen3_vl": Qwen3VL(),
     "qwen3_5": Qwen3_5(),
+    "qwen3_5_moe": Qwen3_5(),
 }
 
 

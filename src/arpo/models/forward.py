@@ -316,7 +316,7 @@ def _last_mlp_at(model: VisionLanguageModel, indices_N: Tensor) -> Iterator[None
 
     def forward(hidden_BTD: Tensor) -> Tensor:
         hidden_ND = hidden_BTD.flatten(0, 1)
-        output_ND = full_forward(hidden_ND[indices_N])
+        [output_ND] = full_forward(hidden_ND[None, indices_N])  # a mixture of experts takes no other shape
         return torch.zeros_like(hidden_ND).index_copy(0, indices_N, output_ND).view_as(hidden_BTD)
 
     mlp.forward = forward

@@ -22,6 +22,7 @@ from torch.nn.functional import linear, pad, silu
 from transformers.activations import SiLUActivation
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import apply_rotary_pos_emb_vision
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNormGated
+from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeRMSNormGated
 
 ALIGNMENT = 8  # two-byte values: tensor cores read sixteen bytes at once
 
@@ -94,7 +95,7 @@ def compiled_small_inputs() -> Iterator[None]:
 
 
 def _is_norm(module: nn.Module) -> bool:
-    if isinstance(module, Qwen3_5RMSNormGated):  # it has a second input
+    if isinstance(module, Qwen3_5RMSNormGated | Qwen3_5MoeRMSNormGated):  # it has a second input
         return False
     return hasattr(module, "variance_epsilon") and isinstance(getattr(module, "weight", None), nn.Parameter)
 

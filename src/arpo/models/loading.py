@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 from transformers.utils import logging
 
 from arpo.config import ModelConfig
-from arpo.errors import UserError
+from arpo.errors import BadSetting, UserError
 from arpo.models import attention, float32_head, fused_ops, hub, linear_attention, vision_attention
 from arpo.models.families import FAMILIES, VisionLanguageModel
 from arpo.prompts.rendering import Renderer
@@ -125,6 +125,16 @@ def read_config(folder: Path) -> Any:
     if "sliding_attention" in (getattr(config.text_config, "layer_types", None) or ()):
         raise UserError(f"{path}: sliding-window attention is not supported; use a model without it")
     return config
+
+
+def check_trainable(settings: ModelConfig) -> None:
+    """Raise `UserError` if ARPO does not train these weights of the model."""
+    folder = resolve_model(settings.path)
+    if settings.train != "lora" and hasattr(read_config(folder).text_config, "num_experts"):
+        raise BadSetting(
+            "model.train",
+            f"is {settings.train!r}, and {folder} is a mixture of experts: only adapters train; use 'lora'",
+        )
 
 
 @lru_cache(maxsize=8)

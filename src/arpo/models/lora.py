@@ -33,7 +33,9 @@ from arpo.storage.published_weights import ADAPTER_CONFIG_FILE
 
 _ADAPTER = re.compile(r"(.+)\.lora\.([ab])")
 SCALED = ".lora_B.weight"  # end of the names in PEFT of the matrices that the scale multiplies
-ADAPTED_LAYERS = re.compile(r"\.(language_model\.layers\.\d+|visual\.(merger|deepstack_merger_list))\.")
+ADAPTED_LAYERS = re.compile(  # routers, experts and the gate of the shared expert have no adapters
+    r"\.(language_model\.layers\.\d+(?!\.mlp\.shared_expert_gate)|visual\.(merger|deepstack_merger_list))\."
+)
 
 
 class Adapter(nn.Module):

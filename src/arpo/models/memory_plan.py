@@ -185,7 +185,7 @@ def measure_dimensions(model: Any, lora_rank: int) -> ModelDimensions:
         hidden=text.hidden_size,
         query_width=head * text.num_attention_heads,
         key_width=head * text.num_key_value_heads,
-        intermediate=text.intermediate_size,
+        intermediate=_intermediate(text),
         vocabulary=text.vocab_size,
         vision_layers=tower.depth,
         vision_full_layers=sum(
@@ -196,6 +196,19 @@ def measure_dimensions(model: Any, lora_rank: int) -> ModelDimensions:
         converted_head=float32_head.converted_bytes(model),
         linear=_linear_attention(text),
     )
+
+
+def _intermediate(text: Any) -> int:
+    """Width of the MLP of one token; of a mixture, that of an MLP with as large activations.
+
+    A token has its input, output and some indices at each chosen expert, and a number for each expert.
+    """
+    if not hasattr(text, "num_experts"):
+        width: int = text.intermediate_size
+        return width
+    hidden, chosen = text.hidden_size, text.num_experts_per_tok
+    at_experts: int = chosen * (text.moe_intermediate_size + hidden // 2 + 3) + text.num_experts // 2
+    return at_experts + text.shared_expert_intermediate_size + hidden // 4
 
 
 def _linear_attention(text: Any) -> LinearAttention | None:

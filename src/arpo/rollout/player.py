@@ -131,6 +131,10 @@ def open_player(config: Config, *, learning: bool = False, teaching: bool = Fals
     `learning`: a learner will train the player's model. `teaching`: the model of model.path will learn from
     the episodes, so a chat server gets its prompt, and answers in its dialect. The caller closes the player.
     """
+    if learning:
+        from arpo.models.loading import check_trainable  # here: it loads torch
+
+        check_trainable(config.model)
     student = replace(config, engine=replace(config.engine, name="in_process")) if teaching else config
     dialect = open_dialect(student)
     template = open_template(student)

@@ -1,15 +1,24 @@
 """Runs inside vLLM's workers on CPUs: gated linear attention with plain weights, in any precision.
 
 That of vLLM 0.32 refuses float32. On some CPUs it computes with packed weights, which updates do not reach.
+If any layer has adapters, vLLM also chooses Triton for the experts of a mixture, which a CPU does not have.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 from vllm.forward_context import get_forward_context  # type: ignore[import-not-found]
+from vllm.model_executor.layers.fused_moe import (  # type: ignore[import-not-found]
+    unquantized_fused_moe_method,
+)
+from vllm.model_executor.layers.fused_moe.oracle.unquantized import (  # type: ignore[import-not-found]
+    select_unquantized_moe_backend,
+)
 from vllm.model_executor.layers.mamba.mamba_utils import (  # type: ignore[import-not-found]
     is_conv_state_dim_first,
 )
@@ -21,8 +30,14 @@ from vllm.utils.torch_utils import (  # type: ignore[import-not-found]
 
 
 def install() -> None:
-    """Replace the operation before vLLM registers it for its first layer."""
+    """Replace both before vLLM makes its first layer."""
     gdn_attention.cpu_gdn_attention_core = _attend
+    unquantized_fused_moe_method.select_unquantized_moe_backend = _select
+
+
+def _select(moe_config: Any) -> Any:
+    """The kernels of experts without adapters: ARPO adapts none."""
+    return select_unquantized_moe_backend(replace(moe_config, is_lora_enabled=False))
 
 
 def _attend(

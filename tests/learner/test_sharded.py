@@ -61,6 +61,7 @@ from tiny_vlm import (
     QWEN2_5,
     QWEN3,
     QWEN3_5,
+    QWEN3_5_MOE,
     save_folder,
     tiny_model,
     tiny_of,
@@ -110,7 +111,7 @@ def assert_close_stats(ours: Stats, theirs: Stats) -> None:
         (QWEN3, {"kl": 0.3, "train": "lora"}),  # its deep features and, here, tied embeddings
         (QWEN2_5, {"kl": 0.3, "train": "language"}),
         (QWEN3_5, {"kl": 0.3}),
-        (QWEN3_5, {"kl": 0.3, "train": "lora"}),
+        (QWEN3_5_MOE, {"kl": 0.3, "train": "lora"}),
     ],
 )
 def test_ranks_learn_what_one_process_learns(family: str, settings: dict[str, Any], tmp_path: Path) -> None:

@@ -283,7 +283,7 @@ def test_without_tasks_check_env_says_how_to_write_some(write, capsys):
     assert f"--tasks: {module}:Lamp needs tasks of its own: write a file" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["train desk", "eval --out=scores.json", "collect", "play random"])
+@pytest.mark.parametrize("command", ["train desk", "eval --out=scores.json", "collect desk", "play random"])
 def test_an_own_environment_does_not_play_the_tasks_of_desk(command, write, capsys):
     module, _ = write(CORRECT_LAMP)
     assert main([*command.split(), f"--env.name={module}:Lamp"]) == 2

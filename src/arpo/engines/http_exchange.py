@@ -89,14 +89,20 @@ class HttpExchange:
         if (packing := response.headers.get("Content-Encoding", "").lower()) not in ("", "identity"):
             raise TransientError(f"{url}: the response is compressed with {one_line(packing)}, not as asked")
         limit = self._max_bytes if response.status == 200 else _MAX_ERROR_BYTES
-        content = bytearray()
-        async for chunk in response.content.iter_any():
-            content += chunk
-            if len(content) > limit:
-                if response.status == 200:
-                    raise TransientError(f"{url}: the response is larger than {limit} bytes")
-                break
+        content = await read_bounded(response, limit)
+        if len(content) > limit and response.status == 200:
+            raise TransientError(f"{url}: the response is larger than {limit} bytes")
         return content[:limit].decode("utf-8", "replace")
+
+
+async def read_bounded(response: aiohttp.ClientResponse, limit: int) -> bytes:
+    """The body of a response. Reading stops after `limit` bytes: a longer result is a part of the body."""
+    content = bytearray()
+    async for chunk in response.content.iter_any():  # `read(n)` returns what has arrived so far
+        content += chunk
+        if len(content) > limit:
+            break
+    return bytes(content)
 
 
 def endpoints(text: str, key: str, path: str, route: str = "") -> tuple[str, ...]:

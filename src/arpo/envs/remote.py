@@ -24,6 +24,7 @@ from yarl import URL
 
 from arpo.actions import Action
 from arpo.config import EnvConfig
+from arpo.engines.http_exchange import read_bounded
 from arpo.envs import wire
 from arpo.envs.base import Env, EnvSource
 from arpo.envs.slots import Slots
@@ -419,9 +420,7 @@ def _parse_address(text: str) -> str:
 
 
 async def _read_body(reply: aiohttp.ClientResponse, where: str) -> bytes:
-    content = bytearray()
-    async for chunk in reply.content.iter_any():
-        content += chunk
-        if len(content) > wire.MAX_RESPONSE_BYTES:
-            raise EnvError(where, f"the response is larger than {wire.MAX_RESPONSE_BYTES} bytes")
-    return bytes(content)
+    content = await read_bounded(reply, wire.MAX_RESPONSE_BYTES)
+    if len(content) > wire.MAX_RESPONSE_BYTES:
+        raise EnvError(where, f"the response is larger than {wire.MAX_RESPONSE_BYTES} bytes")
+    return content

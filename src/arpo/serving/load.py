@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import aiohttp
 from rich.table import Table
 
+from arpo.engines.http_exchange import read_bounded
 from arpo.errors import printable
 from arpo.reporting.numbers import NO_VALUE
 from arpo.serving.servers import Server
@@ -62,7 +63,7 @@ async def _get(session: aiohttp.ClientSession, url: str) -> str:
     timeout = aiohttp.ClientTimeout(total=_SECONDS)
     async with session.get(url, timeout=timeout, allow_redirects=False) as answer:
         answer.raise_for_status()
-        return (await answer.content.read(_MAX_BYTES)).decode("utf-8", "replace")
+        return (await read_bounded(answer, _MAX_BYTES)).decode("utf-8", "replace")
 
 
 def load_table(servers: Sequence[Server], loads: Sequence[Load | None]) -> Table:

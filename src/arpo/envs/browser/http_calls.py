@@ -9,6 +9,7 @@ from typing import Any
 
 from aiohttp import ClientError, ClientSession, ClientTimeout
 
+from arpo.engines.http_exchange import read_bounded
 from arpo.errors import EnvError
 
 MAX_BYTES = 2**22  # of an answer
@@ -36,7 +37,7 @@ async def call(step: Mapping[str, Any], where: str) -> Answer:
             ClientSession(timeout=ClientTimeout(total=_SECONDS), trust_env=False) as client,
             client.request(method, url, headers=step.get("headers"), **body) as response,
         ):
-            content = await response.content.read(MAX_BYTES + 1)
+            content = await read_bounded(response, MAX_BYTES)
             if len(content) > MAX_BYTES:
                 raise EnvError(where, f"{url}: the answer has more than {MAX_BYTES:,} bytes")
             return Answer(status=response.status, text=content.decode("utf-8", "replace"))

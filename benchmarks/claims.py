@@ -1,4 +1,4 @@
-"""The claims of README.md and docs/results.md: pieces of text with numbers computed from benchmarks/results.
+"""The claims of README.md, docs/results.md and results/earlier.md: text with numbers computed from results.
 
 `benchmarks/recompute.py` compares them with the pages. A function yields the claims of one table or section.
 """
@@ -325,6 +325,30 @@ def _all_tasks(sets: Sequence[Scores]) -> Scores:
     return {seed: [score for one in sets for score in one[seed]] for seed in sets[0]}
 
 
+def claims_of_earlier_models() -> Iterator[str]:
+    """What docs/results.md says of results/earlier.md."""
+    second, g2, g8 = (series(f"{name}.json") for name in ("second-series", "desk128-g2", "desk128-g8"))
+    best = second.after("alternate", "instances_validation")
+    yield f"the best method reached {mean(best)} on new instances."
+    plain, arpo = (mean(second.after(f"{name}, groups of 2", "train")) for name in ("paper/grpo", "paper"))
+    yield f"With the base model before: {plain} with GRPO, {arpo} with ARPO in groups of 2."
+    yield f"{number(sum(1 for _ in claims_of_options()))} options were measured"
+
+    def effect(runs: Series, name: str) -> str:
+        one, other = (over_seeds(runs.after(run, "train")) for run in (name, "paper"))
+        return points(difference(one, other))
+
+    groups = difference(*(second.after(name, "instances_validation") for name in ("g2", "fresh")))
+    yield (
+        f"rescue of groups with one or two successes, {effect(g8, 'ablations/rare')} in groups of 8; easy "
+        f"tasks first, {effect(g2, 'ablations/curriculum_easy')}; groups of 2, {points(groups)}; and one "
+        f"stored success per task in place of 8, {effect(g2, 'ablations/capacity1')}."
+    )
+    played = series("asynchrony.json", "second")
+    stale = difference(played.after("g2-s4", "train"), played.after("g2-s0", "train"))
+    yield f"differs from lock step by {points(stale)} in groups of 2."
+
+
 def claims_of_base_model_before() -> Iterator[str]:
     runs = series("second-series.json")
     base = {tasks: runs.after("base model", f"{tasks}_test") for tasks in SETS}
@@ -350,8 +374,6 @@ def claims_of_base_model_before() -> Iterator[str]:
         ("`long` | 16,384 episodes", "long"),
     ):
         yield row(title, *_validation(runs, name))
-    best = runs.after("alternate", "instances_validation")
-    yield f"the best method reached {mean(best)} on new instances."
 
 
 def _validation(runs: Series, name: str, *, before: bool = False) -> list[str]:
@@ -417,8 +439,6 @@ def claims_of_replay_before() -> Iterator[str]:
         f"On new instances it adds {points(tests[two, 'instances_validation'])} and "
         f"{points(tests[eight, 'instances_validation'])}."
     )
-    plain, arpo = (mean(runs.after(names[name, two], "train")) for name in ("GRPO", "ARPO"))
-    yield f"With the base model before: {plain} with GRPO, {arpo} with ARPO in groups of 2."
     before, after = runs.before("desk", "train"), runs.after("desk", "train")
     gain = points(difference(after, before), bold=True)
     others = [

@@ -1,7 +1,7 @@
-"""Recomputes the numbers in README.md and docs/results.md from the JSON files of benchmarks/results.
+"""Recomputes the numbers in README.md, docs/results.md and results/earlier.md from the JSON files of results.
 
     python benchmarks/recompute.py            # names every number that differs or has no source
-    python benchmarks/recompute.py --write    # writes the recomputed numbers into both pages
+    python benchmarks/recompute.py --write    # writes the recomputed numbers into the pages
 
 Every number of a page belongs to a claim (`claims.py`), or to a line of `results/described.txt`: pieces of
 text whose numbers describe a run or come from elsewhere. To add a result, add its runs to a JSON file, a
@@ -46,12 +46,18 @@ PAGES = (
             of.claims_of_published,
             of.claims_of_longer_tasks,
             of.claims_of_dialects,
+            of.claims_of_earlier_models,
+            of.claims_of_task_pool,
+        ),
+    ),
+    Page(
+        path=FOLDER / "earlier.md",
+        claims=(
             of.claims_of_base_model_before,
             of.claims_of_number_of_tasks,
             of.claims_of_replay_before,
             of.claims_of_options,
             of.claims_of_asynchrony,
-            of.claims_of_task_pool,
         ),
     ),
 )

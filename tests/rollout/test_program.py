@@ -309,6 +309,14 @@ def test_calls_are_refused_with_a_reason_and_change_nothing(tmp_path):
         refused(chat([{"role": "user", "content": [part] * 6}]), 400, "6 images, must be at most 5")
         refused(step(), 400, "a step needs")
         refused(step(actions=[{"do": "Jump"}]), 400, "unknown action")
+        far = {"do": "Click", "point": {"x": 10**400, "y": 1}}
+        refused(step(actions=[far]), 400, "actions[0].point: must be {x, y} in finite numbers")
+        refused(ask("caf\ud83d"), 400, "half a character (a lone surrogate) in 'caf")
+        refused(step(answer="\udc00 a"), 400, "a lone surrogate")
+        try:
+            urlopen(Request(f"{ENV}/step", b"[" * 200_000))
+        except HTTPError as error:
+            assert error.code == 400 and b"not JSON" in error.read()
         try:
             urlopen(ENV.rpartition("/")[0] + "/other-key/task")
         except HTTPError as error:
@@ -356,7 +364,15 @@ def test_the_tokens_of_an_episode_are_limited(tmp_path):
 FAULTS = {
     "crash": ("ask('x'); print('so far'); raise KeyError('room')", "exit code 1.*KeyError: 'room'"),
     "killed": ("ask('x'); os.kill(os.getpid(), 9)", "killed by SIGKILL"),
-    "hang": ("ask('x'); print('I wait'); time.sleep(600)", "no call for 1.5 s.*env.step_seconds.*I wait"),
+    "hang": ("ask('x'); print('I wait'); time.sleep(600)", "no step for 1.5 s.*env.step_seconds.*I wait"),
+    "poll": (
+        """
+        ask('x'); print('I poll')
+        while "the episode" not in str(step(answer='nonsense') | ask('x', n=2)):
+            urlopen(f'{ENV}/screenshot').read()
+        """,
+        "got no answer and took no step for 1.5 s.*env.step_seconds.*I poll",
+    ),
     "no model": (f"step(answer={WAIT!r}); print('bye')", "never asked the model.*bye"),
     "no call": ("print('bye')", "never asked the model.*bye"),
 }
@@ -372,8 +388,20 @@ def test_a_fault_of_the_program_is_no_reward_and_names_its_output(tmp_path, name
 
 
 def test_a_fault_of_the_environment_stays_one(tmp_path):
-    with pytest.raises(RuntimeError, match="chaos at step"):
+    with pytest.raises(EnvError, match="step: RuntimeError: chaos at step"):
         play(tmp_path, EXAMPLE, [WAIT], FailingEnv(FakeEnv(), "step", Times(1)))
+
+
+def test_a_call_that_nobody_expects_costs_its_own_episode(tmp_path):
+    def break_down(text):
+        raise TypeError("no such text")
+
+    agent = agent_of(tmp_path, "print(ask('x')); step(answer='a')", [WAIT])
+    agent = replace(agent, dialect=replace(agent.dialect, parse=break_down))
+    with pytest.raises(AgentError, match="agent: TypeError: no such text"):
+        asyncio.run(
+            run_episode(task("t"), FakeEnv(), agent, episode_id="batch-1-0-0", settings=settings(), seed=3)
+        )
 
 
 def test_a_crash_costs_its_own_episode(tmp_path):

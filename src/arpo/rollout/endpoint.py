@@ -15,6 +15,7 @@ import binascii
 import hashlib
 import io
 import json
+import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -23,7 +24,7 @@ from typing import Any, Protocol
 from aiohttp import web
 from PIL import Image
 
-from arpo.errors import describe_exception
+from arpo.errors import describe_exception, printable
 from arpo.http_server import Connections, bind, connection_limit, listening
 from arpo.png import BadPng, rgb
 from arpo.types import Completion, Message, Screenshot, screen_fault
@@ -33,6 +34,8 @@ MODEL = "policy"
 ROLES = ("system", "user", "assistant")
 # Parameters of OpenAI that would change what is sampled. Those of sampling, such as temperature, are ignored.
 REFUSED = ("tools", "functions", "response_format", "stop", "logprobs", "logit_bias")
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 Json = dict[str, Any]
 
@@ -46,7 +49,10 @@ class Refused(Exception):
 
 
 class Served(Protocol):
-    """The episode behind the server. Its calls raise Refused; any other exception ends the episode."""
+    """The episode behind the server. Its calls raise Refused; any other exception ends the episode.
+
+    `guarded` runs each call, and raises Refused if the episode has ended.
+    """
 
     def task(self) -> Json: ...
 
@@ -91,15 +97,7 @@ async def serving(episode: Served) -> AsyncIterator[str]:
     def route(handler: Callable[[web.Request], Awaitable[web.Response]]) -> Any:
         async def handle(request: web.Request) -> web.Response:
             connections.mark_caller(request)
-            try:
-                return await episode.guarded(handler(request))
-            except Refused as refusal:
-                error = {
-                    "message": str(refusal),
-                    "type": "invalid_request_error",
-                    "code": refusal.code or None,
-                }
-                return web.json_response({"error": error}, status=refusal.status)
+            return await _or_refusal(episode.guarded(_or_refusal(handler(request))))
 
         return handle
 
@@ -117,16 +115,40 @@ async def serving(episode: Served) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{port}/{key}"
 
 
+async def _or_refusal(call: Awaitable[web.Response]) -> web.Response:
+    """The response of a call. A refusal is one, too."""
+    try:
+        return await call
+    except Refused as refusal:
+        error = {"message": str(refusal), "type": "invalid_request_error", "code": refusal.code or None}
+        return web.json_response({"error": error}, status=refusal.status)
+
+
 async def _read(request: web.Request) -> Json:
     try:
         body = json.loads(await request.read())
     except web.HTTPRequestEntityTooLarge as error:
         raise Refused(f"the body must have at most {MAX_BODY >> 20} MiB", status=413) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Refused(f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise Refused("the body must be a JSON object")
+    if text := _damaged_text(body):
+        raise Refused(f"the body has half a character (a lone surrogate) in {printable(text[-40:])!r}")
     return body
+
+
+def _damaged_text(body: Json) -> str:
+    """A text with a lone surrogate, which has no UTF-8 and no tokens, up to that; "" if there is none."""
+    values: list[Any] = [body]
+    for value in values:  # it grows
+        if isinstance(value, dict):
+            values += (*value, *value.values())
+        elif isinstance(value, list):
+            values += value
+        elif isinstance(value, str) and not value.isascii() and (found := _SURROGATE.search(value)):
+            return value[: found.end()]
+    return ""
 
 
 def _max_tokens(body: Json) -> int | None:

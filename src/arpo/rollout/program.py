@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from arpo.config import RolloutConfig
 from arpo.dialects import pyautogui_code
 from arpo.dialects.base import ParseError
 from arpo.engines.teacher import tokenise
-from arpo.errors import AgentError, ContextTooLong, PromptTooLong
+from arpo.errors import AgentError, ContextTooLong, EnvError, PromptTooLong, boundary
 from arpo.processes.child import Child, describe_exit
 from arpo.prompts.rendering import Renderer
 from arpo.rollout.agent import (
@@ -97,8 +97,8 @@ class _Episode:
         self._limit: ContextTooLong | None = None  # why the last call was refused
         self._lock = asyncio.Lock()  # an engine answers one call of an episode at a time
         self._ended: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
-        self._active, self._last_call = 0, asyncio.get_running_loop().time()
-        self._called = False
+        self._called = self._working = False  # working: the engine or the environment answers a call
+        self._progress = asyncio.get_running_loop().time()  # of the last answer or step
         look(first.screenshot)
 
     def task(self) -> dict[str, Any]:
@@ -121,20 +121,30 @@ class _Episode:
         return self._screenshot
 
     async def guarded(self, call: Awaitable[web.Response]) -> web.Response:
-        """Run a call of the program. Any exception except Refused ends the episode."""
-        self._called = True
-        self._active += 1
+        """Run a call of the program. Any exception ends the episode."""
+        if not self._called:
+            self._called, self._progress = True, asyncio.get_running_loop().time()
         try:
-            return await call
-        except Refused:
-            raise
+            async with boundary(AgentError, "agent"):  # those of the engine and of the environment pass
+                return await call
         except Exception as error:
             if not self._ended.done():
                 self._ended.set_exception(error)
             raise Refused("the episode has failed", status=410) from error
+
+    @contextmanager
+    def _progressing(self) -> Iterator[None]:
+        """The program does not hang during the block, nor because of the time until its end.
+
+        Calls that change nothing, such as those for the screenshot, are no progress: a program that repeats
+        them would never end.
+        """
+        self._working = True
+        try:
+            yield
+            self._progress = asyncio.get_running_loop().time()
         finally:
-            self._active -= 1
-            self._last_call = asyncio.get_running_loop().time()
+            self._working = False
 
     async def answer(self, messages: tuple[Message, ...], max_tokens: int | None) -> tuple[Completion, int]:
         async with self._lock:
@@ -161,7 +171,7 @@ class _Episode:
             try:
                 if left < 1:
                     raise ContextTooLong("generate", _all_sampled(settings))
-                with self._measure("engine"):
+                with self._measure("engine"), self._progressing():
                     completion = await sample_answer(self._agent, prompt, sampling, settings)
             except ContextTooLong as limit:
                 self._limit = limit
@@ -238,8 +248,9 @@ class _Episode:
 
     async def _act(self, actions: tuple[Action, ...]) -> StopReason | None:
         try:
-            with self._measure("step"):
-                result = await self._env.step(actions)
+            async with boundary(EnvError, "step"):
+                with self._measure("step"), self._progressing():
+                    result = await self._env.step(actions)
         except asyncio.CancelledError as error:
             raise AgentError("agent", "the program disconnected during a step") from error
         self._screenshot = result.observation.screenshot
@@ -305,11 +316,12 @@ class _Episode:
     def _require_calls(self, child: Child, program: AgentProgram) -> None:
         """Raise AgentError if the program hangs."""
         limit = program.call_seconds if self._called else program.start_seconds
-        idle = asyncio.get_running_loop().time() - self._last_call
-        if not self._active and not self._ended.done() and idle > limit:
+        idle = asyncio.get_running_loop().time() - self._progress
+        if not self._working and not self._ended.done() and idle > limit:
             setting = "env.step_seconds" if self._called else "env.start_seconds"
+            lacking = "got no answer and took no step" if self._called else "made no call"
             raise AgentError(
-                "agent", f"the program made no call for {limit:g} s (limit: {setting}). {_output(child)}"
+                "agent", f"the program {lacking} for {limit:g} s (limit: {setting}). {_output(child)}"
             )
 
     def _stop_of(self, child: Child, code: int) -> StopReason:

@@ -348,6 +348,35 @@ def test_pictures_may_have_another_size_and_format(tmp_path):
     assert turn.actions == (Click(point=Point(28, 28)),)  # in the pixels of the last picture: 28x28
 
 
+ACTOR_AND_CRITIC = """
+    import io
+    from PIL import Image
+    file = io.BytesIO()
+    Image.new("RGB", (28, 28)).save(file, "PNG")
+    url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+    part = {"type": "image_url", "image_url": {"url": url}}
+    answer = chat([{"role": "user", "content": [part]}])["choices"][0]["message"]["content"]
+    assert ask(f"is this right: {answer}")["choices"][0]["message"]["content"] == "yes"
+    print(step(answer=answer), flush=True)
+"""
+
+
+def test_a_step_belongs_to_the_call_that_gave_its_answer(tmp_path):
+    env = FakeEnv()
+    answer = "Action: click(start_box='(14,14)')"
+    trajectory = play(tmp_path, ACTOR_AND_CRITIC, [answer, "yes"], env)
+    click = Click(point=Point(28, 28))  # in the middle of the picture of 28x28, and of the screen of 56x56
+    assert env.steps == [(click,)]
+    assert [turn.actions for turn in trajectory.turns] == [(click,), ()]
+
+
+def test_a_cut_answer_is_no_step_after_another_call_either(tmp_path):
+    script = ["Action: click(start_box='(14,14)')", "yes"]
+    trajectory = play(tmp_path, ACTOR_AND_CRITIC, script, max_answer_tokens=9)
+    assert [bool(turn.error) for turn in trajectory.turns] == [True, False]
+    assert trajectory.stop == StopReason.LENGTH
+
+
 def test_the_tokens_of_an_episode_are_limited(tmp_path):
     program = """
         for number in range(100):

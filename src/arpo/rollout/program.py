@@ -92,7 +92,8 @@ class _Episode:
         self._own = agent.begin(self._instruction, playing.settings)  # the answers of the program itself
         self._turns: list[Turn] = []
         self._shown = 0  # turns already given to `on_turn`
-        self._seen: Screenshot | None = None  # the last picture of the last call
+        self._seen: list[Screenshot | None] = []  # the last picture of the call of each turn
+        self._current = -1  # index of the turn that the newest answer or step belongs to
         self._steps = self._sampled = 0
         self._limit: ContextTooLong | None = None  # why the last call was refused
         self._lock = asyncio.Lock()  # an engine answers one call of an episode at a time
@@ -180,9 +181,8 @@ class _Episode:
             self._show_turns()
             for image in call.context.images:
                 self._look(image)
-            self._turns.append(self._calls.end(call, completion, self._screenshot))
+            self._add_turn(self._calls.end(call, completion, self._screenshot), call.prompt.images[-1:])
             self._sampled += max(1, len(completion.token_ids))  # a chat server returns no tokens
-            self._seen = call.prompt.images[-1] if call.prompt.images else None
             return completion, len(prompt.token_ids)
 
     async def step(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -192,15 +192,14 @@ class _Episode:
                 body = self._written(body)
                 if isinstance(text := body.get("answer"), str):
                     self._record_own(text, self._agent.student)
+            self._current = self._turn_of(body)
             actions, error = self._actions(body)
             if error:
-                if self._turns:
-                    self._turns[-1] = replace(self._turns[-1], error=error)
+                self._change_turn(error=error)
                 return {"finished": False, "error": error}
             actions, self._pointer = resolve_pointer(actions, self._pointer)
             if self._turns:
-                own = self._turns[-1].actions if self._shown == len(self._turns) else ()
-                self._turns[-1] = replace(self._turns[-1], actions=(*own, *actions), error="")
+                self._change_turn(actions=(*self._turns[self._current].actions, *actions), error="")
             self._show_turns()
             self._steps += 1
             stop = await self._act(actions)
@@ -212,6 +211,23 @@ class _Episode:
     def _model_answered(self) -> bool:
         """Whether the step is about an answer of the model: itself, or what the program made of it."""
         return self._shown < len(self._turns) and not self._turns[-1].error
+
+    def _turn_of(self, body: dict[str, Any]) -> int:
+        """The index of the turn that a step belongs to: an answer may come after calls about other things."""
+        if isinstance(text := body.get("answer"), str):
+            for index, turn in reversed(list(enumerate(self._turns))):
+                if not turn.actions and not turn.error and turn.completion.text.strip() == text.strip():
+                    return index
+        return self._current
+
+    def _add_turn(self, turn: Turn, seen: tuple[Screenshot, ...]) -> None:
+        self._current = len(self._turns)
+        self._turns.append(turn)
+        self._seen.append(seen[-1] if seen else None)
+
+    def _change_turn(self, **changes: Any) -> None:
+        if self._turns:
+            self._turns[self._current] = replace(self._turns[self._current], **changes)
 
     def _written(self, body: dict[str, Any]) -> dict[str, Any]:
         """A step in actions or code as a text of the dialect: what is stored is what is done.
@@ -243,8 +259,8 @@ class _Episode:
             raise Refused(limit.message, code="context_length_exceeded") from limit
         answer = tokenise(text, "stop", student, room)
         self._show_turns()
-        self._turns.append(self._calls.end(call, answer, self._screenshot))
-        self._own, self._seen = own.answer(answer), self._screenshot
+        self._add_turn(self._calls.end(call, answer, self._screenshot), (self._screenshot,))
+        self._own = own.answer(answer)
 
     async def _act(self, actions: tuple[Action, ...]) -> StopReason | None:
         try:
@@ -261,10 +277,11 @@ class _Episode:
         """The actions in screen pixels and "", or no actions and why the answer does not parse."""
         match body:
             case {"answer": str(text)}:
-                last = self._turns[-1].completion if self._turns else None
-                if last is None or last.text.strip() != text.strip():
-                    last = Completion(token_ids=(), logprobs=(), text=text, finish="stop", versions=())
-                return parse_actions(last, self._agent, self._screenshot, self._settings, self._seen)
+                given = self._turns[self._current].completion if self._turns else None
+                if given is None or given.text.strip() != text.strip():
+                    given = Completion(token_ids=(), logprobs=(), text=text, finish="stop", versions=())
+                seen = self._seen[self._current] if self._turns else None
+                return parse_actions(given, self._agent, self._screenshot, self._settings, seen)
             case {"pyautogui": str(code)}:
                 code = _WORDS.get(code, code)
                 try:
@@ -332,9 +349,8 @@ class _Episode:
             return StopReason.MAX_STEPS
         if code:
             raise AgentError("agent", f"the program ended with {describe_exit(code)}. {_output(child)}")
-        if self._turns and self._turns[-1].error:
-            cut = self._turns[-1].completion.finish == "length"
-            return StopReason.LENGTH if cut else StopReason.PARSE_ERROR
+        if self._turns and (last := self._turns[self._current]).error:
+            return StopReason.LENGTH if last.completion.finish == "length" else StopReason.PARSE_ERROR
         return StopReason.FINISHED
 
     def trajectory(self, stop: StopReason, score: float) -> Trajectory:

@@ -62,12 +62,19 @@ class DecodeGraphs:
         return min(1 << (rows - 1).bit_length(), self._rows)
 
     @torch.no_grad()
-    def logits(self, inputs_KB: NDArray[np.int64], keys: int) -> Tensor:
-        """Logits of each row. The next call overwrites the returned tensor."""
+    def logits(
+        self, inputs_KB: NDArray[np.int64], keys: int, idle_K: NDArray[np.int64] | None = None
+    ) -> Tensor:
+        """Logits of each row. The next call overwrites the returned tensor.
+
+        A new graph runs its step once more, before the replay. `idle_K` are then the values of each row: they
+        change the cache of no sequence. None if a step may be repeated, as with keys and values alone.
+        """
         width = inputs_KB.shape[1]
         inputs = torch.from_numpy(np.ascontiguousarray(inputs_KB))
         if (width, keys) not in self._graphs:
-            self._graphs[width, keys] = self._capture(inputs, keys)
+            idle = inputs if idle_K is None else torch.from_numpy(idle_K)[:, None].repeat(1, width)
+            self._graphs[width, keys] = self._capture(idle, keys)
         captured = self._graphs[width, keys]
         captured.inputs_KB.copy_(inputs)
         captured.graph.replay()

@@ -134,9 +134,10 @@ class PoolPasses:
         starts, rows = [pool.extents[name].start for name in names], [pool.rows[name] for name in names]
         inputs_5B = np.array([tokens, positions, starts, lengths, rows])
         padding = self._graphs.padded_width(len(episodes)) - len(episodes)
-        rows_of_padding = np.array([[0], [0], [pool.capacity], [1], [pool.sequences]]).repeat(padding, 1)
-        inputs_5B = np.concatenate((inputs_5B, rows_of_padding), 1)
-        return self._graphs.logits(inputs_5B, padded_key_count(max(lengths), _KEY_PARTS))[: len(episodes)]
+        idle_5 = np.array([0, 0, pool.capacity, 1, pool.sequences])
+        inputs_5B = np.concatenate((inputs_5B, idle_5[:, None].repeat(padding, 1)), 1)
+        keys = padded_key_count(max(lengths), _KEY_PARTS)
+        return self._graphs.logits(inputs_5B, keys, idle_5)[: len(episodes)]
 
     def _graph_step(self, inputs_5B: Tensor, keys: int) -> Tensor:
         tokens_B, positions_B, starts_B, lengths_B, rows_B = inputs_5B

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from reported_score import ReportedScore
 
-from arpo.actions import Click, Finished, Point, Wait
+from arpo.actions import Click, Finished, Hotkey, Point, Wait
 from arpo.algorithms.samples import trajectory_samples
 from arpo.config import EnvConfig, RolloutConfig
 from arpo.dialects.ui_tars import UI_TARS_1_5
@@ -230,6 +230,12 @@ def test_a_program_may_plan_without_a_screenshot_and_act_in_several_ways(tmp_pat
     assert trajectory.turns[1].actions == (Click(point=Point(5, 6)), Finished())
 
 
+def test_keys_of_a_program_become_canonical(tmp_path):
+    env = FakeEnv()
+    play(tmp_path, "ask('x'); step(actions=[{'do': 'Hotkey', 'keys': ['Control+A']}])", ["a"], env)
+    assert env.steps == [(Hotkey(keys=("ctrl", "a")),)]
+
+
 def test_a_program_may_bring_its_own_scorer(tmp_path):
     answer = '{"do": "GiveAnswer", "text": "0.75"}'
     program = f'ask("write a")\nstep(actions=[{answer}])'
@@ -311,6 +317,9 @@ def test_calls_are_refused_with_a_reason_and_change_nothing(tmp_path):
         refused(step(actions=[{"do": "Jump"}]), 400, "unknown action")
         far = {"do": "Click", "point": {"x": 10**400, "y": 1}}
         refused(step(actions=[far]), 400, "actions[0].point: must be {x, y} in finite numbers")
+        scroll = {"do": "Scroll", "point": None, "direction": "up", "amount": 10**9}
+        refused(step(actions=[scroll]), 400, "Scroll: amount is 1000000000, must be 0 to 1000")
+        refused(step(actions=[{"do": "Wait"}] * 33), 400, "more than 32")
         refused(ask("caf\ud83d"), 400, "half a character (a lone surrogate) in 'caf")
         refused(step(answer="\udc00 a"), 400, "a lone surrogate")
         try:

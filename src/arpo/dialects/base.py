@@ -12,7 +12,18 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from arpo.actions import MAX_WAITS_SECONDS, Action, Wait, points_of, scale
+from arpo.actions import (
+    MAX_WAITS_SECONDS,
+    Action,
+    Hotkey,
+    KeyDown,
+    KeyUp,
+    Scroll,
+    Wait,
+    points_of,
+    scale,
+)
+from arpo.keyboard import canonical_keys
 
 # Agents of released models, with their prompts, in the package desktop-env. `make osworld` installs it.
 AGENTS = ".venv-osworld/lib/python3.*/site-packages/mm_agents"
@@ -142,10 +153,8 @@ class Dialect:
         """
         if self.write is None:
             raise ParseError(f"actions cannot be written in the dialect {self.name}: send its text")
-        for point in (point for action in actions for point in points_of(action)):
-            if not (0 <= point.x < screen[0] and 0 <= point.y < screen[1]):
-                place, size = f"({point.x:g}, {point.y:g})", f"{screen[0]}x{screen[1]} pixels"
-                raise ParseError(f"the point {place} is outside the screen of {size}")
+        for action in actions:
+            _require_inside(action, screen)
         return self.write(
             [self.coordinates.to_model(action, model_size, screen) for action in actions], thought
         )
@@ -175,6 +184,49 @@ def bounded(actions: Sequence[Action]) -> tuple[Action, ...]:
     if waits > MAX_WAITS_SECONDS:
         raise ParseError(f"the answer waits for {waits:g} seconds in all, at most {MAX_WAITS_SECONDS:g}")
     return tuple(actions)
+
+
+def checked_actions(actions: Sequence[Action], screen: tuple[int, int] | None) -> tuple[Action, ...]:
+    """Actions that a program gives as data, in pixels of the screen, with canonical keys.
+
+    Raises ParseError for what no answer could contain: `bounded`, unknown keys, values out of range, and
+    points outside the screen (None: it is not known).
+    """
+    for action in bounded(actions):
+        match action:
+            case Scroll(amount=int(amount)) if not 0 <= amount <= MAX_SCROLL:
+                raise ParseError(f"Scroll: amount is {clipped(str(amount))}, must be 0 to {MAX_SCROLL}")
+            case Wait(seconds=float() | int() as seconds) if seconds < 0:
+                raise ParseError(f"Wait: seconds is {seconds:g}, must be 0 or more")
+        if screen is not None:
+            _require_inside(action, screen)
+    return tuple(map(_with_canonical_keys, actions))
+
+
+def _require_inside(action: Action, screen: tuple[int, int]) -> None:
+    """Raises ParseError if a point of the action, in pixels, is outside the screen."""
+    for point in points_of(action):
+        if not (0 <= point.x < screen[0] and 0 <= point.y < screen[1]):
+            place, size = f"({point.x:g}, {point.y:g})", f"{screen[0]}x{screen[1]} pixels"
+            raise ParseError(f"the point {place} is outside the screen of {size}")
+
+
+def _with_canonical_keys(action: Action) -> Action:
+    """The action with canonical keys: ("Control+A",) becomes ("ctrl", "a"). Raises ParseError."""
+    if not isinstance(action, Hotkey | KeyDown | KeyUp):
+        return action
+    name, written = type(action).__name__, action.keys if isinstance(action, Hotkey) else (action.key,)
+    try:
+        keys = tuple(key for text in written for key in canonical_keys(text))
+    except ValueError as error:
+        raise ParseError(f"{name}: {error}") from None
+    if isinstance(action, Hotkey):
+        if not keys:
+            raise ParseError("Hotkey: has no key")
+        return Hotkey(keys=keys)
+    if len(keys) != 1:
+        raise ParseError(f"{name}: {quoted(action.key)} is more than one key")
+    return type(action)(key=keys[0])
 
 
 def quoted(text: str) -> str:

@@ -22,7 +22,7 @@ from aiohttp import web
 from arpo.actions import Action, Point, action_from_json, resolve_pointer, up_to_terminal
 from arpo.config import RolloutConfig
 from arpo.dialects import pyautogui_code
-from arpo.dialects.base import ParseError
+from arpo.dialects.base import ParseError, checked_actions
 from arpo.engines.teacher import tokenise
 from arpo.errors import AgentError, ContextTooLong, EnvError, PromptTooLong, boundary
 from arpo.processes.child import Child, describe_exit
@@ -291,9 +291,9 @@ class _Episode:
             case {"actions": [_, *_] as given}:
                 try:
                     read = [action_from_json(one, f"actions[{index}]") for index, one in enumerate(given)]
+                    return up_to_terminal(checked_actions(read, self._screenshot.size)), ""
                 except ValueError as error:
                     raise Refused(str(error)) from error
-                return up_to_terminal(read), ""
         raise Refused('a step needs "answer" (a text), "actions" (a list that is not empty) or "pyautogui"')
 
     def _require_running(self) -> None:

@@ -273,7 +273,8 @@ def test_a_web_page_may_not_connect_without_a_token():
             Scroll(point=Point(1, 2), direction=Direction.UP, amount=3),
         ),
         ({"action": "Hotkey", "key": "ctrl+c"}, Hotkey(keys=("ctrl", "c"))),
-        ({"action": "Hotkey", "keys": ["a"], "x": None}, Hotkey(keys=("a",))),
+        ({"action": "Hotkey", "key": "ctrl++"}, Hotkey(keys=("ctrl", "+"))),
+        ({"action": "Hotkey", "keys": ["Control", "A"], "x": None}, Hotkey(keys=("ctrl", "a"))),
         ({"action": "Type", "text": "a"}, Type(text="a")),
         ({"action": "Wait", "seconds": 2}, Wait(seconds=2)),
         ({"action": "Finished"}, Finished()),
@@ -281,7 +282,7 @@ def test_a_web_page_may_not_connect_without_a_token():
     ],
 )
 def test_an_action_has_flat_fields(data, action):
-    assert read_action(data) == action
+    assert read_action(data, (56, 56)) == action
 
 
 @pytest.mark.parametrize(
@@ -293,11 +294,14 @@ def test_an_action_has_flat_fields(data, action):
         ({"action": "Click", "x": 3, "y": 4, "text": "a"}, "text: no field of Click; its fields are: x, y"),
         ({"action": "Scroll", "direction": "in"}, "action.direction: must be one of up, down, left, right"),
         ({"action": "Type", "text": 3}, "action.text: must be a text, not 3"),
+        ({"action": "Click", "x": 56, "y": 4}, "the point (56, 4) is outside the screen of 56x56 pixels"),
+        ({"action": "Wait", "seconds": 300}, "waits for 300 seconds in all, at most 30"),
+        ({"action": "KeyDown", "key": "hyper"}, "KeyDown: unknown key 'hyper'"),
     ],
 )
 def test_a_wrong_action_is_refused_with_its_field(data, message):
     with pytest.raises(BadRequest) as refused:
-        read_action(data)
+        read_action(data, (56, 56))
     assert message in str(refused.value)
 
 

@@ -27,6 +27,7 @@ from aiohttp import WSMsgType, web
 from arpo import __version__
 from arpo.actions import TERMINAL, Action, Direction, action_from_json
 from arpo.config import EnvConfig
+from arpo.dialects.base import checked_actions
 from arpo.envs import wire
 from arpo.envs.base import EnvFactory
 from arpo.envs.host import Episode, Host, read_json_body, started_env
@@ -90,6 +91,7 @@ class _Play:
 
     task: Task
     instruction: str
+    screen: tuple[int, int]
     steps: int = 0
     done: bool = False
 
@@ -252,16 +254,21 @@ class OpenEnvHost(Host):
                 env, episode.env = episode.env, None
                 await env.close()
             first = await self._start_env(episode, task)
-            play = self._plays[name] = _Play(task=task, instruction=first.instruction or task.instruction)
+            play = self._plays[name] = _Play(
+                task=task,
+                instruction=first.instruction or task.instruction,
+                screen=first.screenshot.size,
+            )
             return _observation(play, first.screenshot, None)
 
         return await self._call(name, "start", start)
 
     async def _take_step(self, name: str, data: Json) -> Json:
-        action = read_action(data)
+        play = self._plays.get(name)
+        action = read_action(data, play.screen if play else None)
 
         async def step(episode: Episode) -> Json:
-            env, play = started_env(episode, "step"), self._plays.get(name)
+            env = started_env(episode, "step")
             if play is None or play.done:
                 raise OutOfTurn("step", "the episode is done: send a reset")
             result = await env.step((action,))
@@ -287,8 +294,11 @@ class OpenEnvHost(Host):
         return tasks[_index(index, tasks)]
 
 
-def read_action(data: Json) -> Action:
-    """The action of a step: {"action": "Click", "x": 3, "y": 4}. Raises BadRequest with the wrong field."""
+def read_action(data: Json, screen: tuple[int, int] | None) -> Action:
+    """The action of a step: {"action": "Click", "x": 3, "y": 4}. Raises BadRequest with the wrong field.
+
+    `screen`: its size; None before the first reset.
+    """
     given = {key: value for key, value in data.items() if value is not None and key != "metadata"}
     name = given.pop("action", None)
     if not isinstance(name, str) or name not in FIELDS:
@@ -299,7 +309,7 @@ def read_action(data: Json) -> Action:
                 "step", f"{key[:60]}: no field of {name}; its fields are: {', '.join(FIELDS[name])}"
             )
     if name == "Hotkey" and isinstance(given.get("key"), str):
-        given = {"keys": given["key"].split("+")} | given
+        given = {"keys": [given["key"]]} | given
         del given["key"]
     defaults: dict[str, Json] = {
         "Type": {"submit": False},
@@ -307,7 +317,8 @@ def read_action(data: Json) -> Action:
         "Scroll": {"point": None},
     }
     try:
-        return action_from_json({"do": name, **defaults.get(name, {}), **_with_points(name, given)})
+        read = action_from_json({"do": name, **defaults.get(name, {}), **_with_points(name, given)})
+        return checked_actions([read], screen)[0]
     except ValueError as error:
         raise BadRequest("step", str(error)) from error
 

@@ -1,4 +1,4 @@
-"""MiniWoB++: 125 small web tasks of the PyPI package `miniwob`, played in Chromium.
+"""MiniWoB++: 130 small web tasks of the PyPI package `miniwob`, played in Chromium.
 
     tasks.train = "miniwob:click-test-2,click-dialog"
 

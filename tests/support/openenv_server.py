@@ -27,7 +27,7 @@ from arpo.types import Observation, Screenshot, StepResult, Task
 PYTHON = Path(__file__).parents[2] / ".venv-openenv" / "bin" / "python"
 TOKEN = "0123456789abcdef"
 PNG = base64.b64encode(screenshot(1).png).decode()
-SCHEMA = {
+SCHEMA: dict[str, Any] = {
     "action": {
         "type": "object",
         "properties": {

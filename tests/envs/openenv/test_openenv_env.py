@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import socket
+import threading
 from dataclasses import replace
 
 import pytest
@@ -203,6 +205,57 @@ def test_a_server_without_a_schema_is_no_openenv_server(mapping, schema, message
         OpenEnvs(f"openenv:{url}#{mapping}")
 
 
+LYING_SCHEMAS = {
+    "properties": ({"properties": None}, "observation.properties: is None, must be an object"),
+    "list": ({"properties": ["screen"]}, "observation.properties: is ['screen'], must be an object"),
+    "definitions": ({"$defs": None}, "observation.$defs: is None, must be an object"),
+    "enum": ({"properties": {"a": {"enum": 5}}}, "observation.properties.a.enum: is 5, must be a list"),
+    "required": ({"anyOf": [{"required": [[]]}]}, "anyOf[0].required: is [[]], must be a list of texts"),
+    "type": ({"items": {"type": 3}}, "observation.items.type: is 3, must be a text or a list of texts"),
+    "reference": ({"$ref": 3}, "observation.$ref: is 3, must be a text"),
+}
+
+
+@pytest.mark.parametrize(("part", "message"), LYING_SCHEMAS.values(), ids=LYING_SCHEMAS)
+def test_a_part_of_a_schema_that_is_none_is_named(mapping, part, message):
+    schema = {**SCHEMA, "observation": part}
+    with scripted(GOOD, schema=schema) as (url, _), pytest.raises(UserError) as fault:
+        OpenEnvs(f"openenv:{url}#{mapping}")
+    assert message in str(fault.value)
+
+
+def test_a_field_may_have_several_types(mapping):
+    goal = {"type": ["string", "null"]}
+    kind = {"type": ["string", "integer"], "enum": ["click"]}
+    fields = {**SCHEMA["observation"]["properties"], "goal": goal}
+    schema = {
+        "observation": {**SCHEMA["observation"], "properties": fields},
+        "action": {"properties": {"kind": kind, "x": {"type": ["integer", "null"]}}},
+    }
+    with scripted(GOOD, schema=schema) as (url, _):
+        OpenEnvs(f"openenv:{url}#{mapping}")
+        mapping.write_text(MAPPING.replace('"{x}"', '"left"'))
+        with pytest.raises(UserError, match="is 'left', must be of type integer"):
+            OpenEnvs(f"openenv:{url}#{mapping}")
+
+
+@pytest.mark.parametrize("sent", [b"SSH-2.0-OpenSSH_9.6\r\n", b"[" * 200_000])
+def test_a_server_of_another_kind_is_a_user_error(mapping, sent):
+    def answer(listener):
+        with listener.accept()[0] as connection:
+            connection.recv(4096)
+            if sent.startswith(b"["):
+                connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
+            connection.sendall(sent)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        answering = threading.Thread(target=answer, args=[listener])
+        answering.start()
+        with pytest.raises(UserError, match=r"/schema: .*: start the OpenEnv server, or correct the address"):
+            OpenEnvs(f"openenv:http://127.0.0.1:{listener.getsockname()[1]}#{mapping}")
+        answering.join()
+
+
 def test_a_redirect_is_not_followed(mapping):
     refused = pytest.raises(UserError, match="/schema: answered with status 302")
     with scripted(GOOD) as (other, _), scripted(GOOD, schema=f"{other}/schema") as (url, _), refused:
@@ -212,5 +265,7 @@ def test_a_redirect_is_not_followed(mapping):
 def test_a_wrong_address_is_a_user_error(mapping):
     with pytest.raises(UserError, match="refused: start the OpenEnv server, or correct the address"):
         OpenEnvs(f"openenv:http://127.0.0.1:9#{mapping}")
+    with pytest.raises(UserError, match=r"80O0.*correct the address"):
+        OpenEnvs(f"openenv:http://127.0.0.1:80O0#{mapping}")
     with pytest.raises(UserError, match="must be openenv:http://HOST:PORT#"):
         OpenEnvs("openenv:localhost:8000#m.toml")

@@ -16,6 +16,37 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "object": dict,
     "null": type(None),
 }
+# The parts that are read here, and what JSON Schema allows as their value.
+_PARTS: dict[str, tuple[type | tuple[type, ...], str]] = {
+    "properties": (dict, "an object"),
+    "$defs": (dict, "an object"),
+    "required": (list, "a list of texts"),
+    "enum": (list, "a list"),
+    "anyOf": (list, "a list"),
+    "oneOf": (list, "a list"),
+    "$ref": (str, "a text"),
+    "type": ((str, list), "a text or a list of texts"),
+}
+
+
+def require_schema(schema: Any, path: str) -> None:
+    """Raise ValueError with the place if a part of a schema is none: "action.enum: is 5, must be a list"."""
+    if not isinstance(schema, dict):  # `true`: anything
+        return
+    for name, (kind, wanted) in _PARTS.items():
+        if name not in schema:
+            continue
+        value = schema[name]
+        texts = value if name in ("required", "type") and isinstance(value, list) else ()
+        if not isinstance(value, kind) or not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"{path}.{name}: is {str(value)[:60]}, must be {wanted}")
+    inner = {name: schema[name] for name in ("items", "additionalProperties") if name in schema}
+    for name in ("properties", "$defs"):
+        inner |= {f"{name}.{key}": value for key, value in schema.get(name, {}).items()}
+    for name in ("anyOf", "oneOf"):
+        inner |= {f"{name}[{number}]": value for number, value in enumerate(schema.get(name, []))}
+    for name, value in inner.items():
+        require_schema(value, f"{path}.{name}")
 
 
 def field_types(schema: Json, path: str) -> set[str]:
@@ -42,7 +73,7 @@ def fault_in(value: Any, schema: Json, path: str, root: Json | None = None) -> s
     """Why the schema refuses the value, such as "action.x: must be of type integer"; "" if it does not."""
     root = root or schema
     faults = [_fault(value, one, path, root) for one in _alternatives(schema, root)]
-    return "" if not all(faults) else faults[0]
+    return next(iter(faults), "") if all(faults) else ""
 
 
 def _fault(value: Any, schema: Json, path: str, root: Json) -> str:
@@ -72,7 +103,7 @@ def _fault(value: Any, schema: Json, path: str, root: Json) -> str:
 
 
 def _alternatives(schema: Any, root: Json) -> Iterator[Json]:
-    """The schema without references; each branch of a union. null is none of them."""
+    """The schema without references; each branch of a union, each type of a list. null is none of them."""
     if not isinstance(schema, dict):  # `true`: anything
         yield {}
     elif "$ref" in schema:
@@ -80,6 +111,8 @@ def _alternatives(schema: Any, root: Json) -> Iterator[Json]:
     elif branches := schema.get("anyOf") or schema.get("oneOf"):
         for branch in branches:
             yield from (one for one in _alternatives(branch, root) if one.get("type") != "null")
+    elif isinstance(kinds := schema.get("type"), list):
+        yield from ({**schema, "type": kind} for kind in kinds if kind != "null")
     else:
         yield schema
 

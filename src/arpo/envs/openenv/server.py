@@ -10,12 +10,15 @@ import urllib.error
 import urllib.request
 from contextlib import suppress
 from dataclasses import dataclass
+from http.client import HTTPException
 from typing import Any
 
 import aiohttp
 
 from arpo.config.task_set_names import OPENENV
+from arpo.engines.http_exchange import one_line
 from arpo.envs import wire
+from arpo.envs.openenv.schema import require_schema
 from arpo.errors import EnvError, UserError
 from arpo.processes.backoff import pause_after
 from arpo.types import Task
@@ -44,6 +47,12 @@ class Server:
         for part in ("action", "observation"):
             if not isinstance(found, dict) or not isinstance(found.get(part), dict):
                 raise UserError(f"{self.url}/schema: {part!r} is missing: not an OpenEnv server")
+            try:
+                require_schema(found[part], part)
+            except RecursionError:
+                raise UserError(f"{self.url}/schema: {part} is nested too deeply") from None
+            except ValueError as error:
+                raise UserError(f"{self.url}/schema: {error}: correct the server") from None
         return found
 
     def call(self, path: str, body: Json | None = None) -> Any:
@@ -62,8 +71,8 @@ class Server:
             if error.code == 501:
                 raise NoTasks(self.url) from error
             raise UserError(f"{self.url}{path}: answered with status {error.code}: {remedy}") from error
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "reason", None) or error
+        except (OSError, ValueError, HTTPException, RecursionError) as error:
+            reason = one_line(str(getattr(error, "reason", None) or error))
             raise UserError(
                 f"{self.url}{path}: {reason}: start the OpenEnv server, or correct the address"
             ) from error

@@ -33,6 +33,7 @@ from arpo.models.memory_plan import (
     max_kept_activations,
     measure_dimensions,
     plan_memory,
+    pool_tokens,
     product_bytes,
     read_model_info,
     sampling_bytes,
@@ -42,7 +43,7 @@ from arpo.models.memory_plan import (
 )
 from arpo.models.recompute import KeptActivations
 from arpo.models.token_pool import TokenPool, extent_size
-from tiny_vlm import FAMILIES, LINEAR, QWEN3_5, tiny_of
+from tiny_vlm import FAMILIES, LINEAR, QWEN2_5, QWEN3_5, tiny_of
 from tools.pretrain.tiny import IMAGE_SETTINGS
 
 SEVEN_B = ModelDimensions(
@@ -268,6 +269,25 @@ def test_a_gpu_with_room_for_the_plan_has_room_for_the_pool(images: int) -> None
     longest = extent_size(config.rollout.max_context_tokens + 1)
     free = plan.total - plan.weights - GIB // 2
     assert available_for_pool(SEVEN_B, 2, longest, free) >= longest * key_value_bytes(SEVEN_B, 2)
+
+
+@pytest.mark.parametrize("family", [QWEN2_5, QWEN3_5])
+def test_in_asynchronous_training_the_planned_pool_holds_an_episode(family: str) -> None:
+    """On a GPU with room for the plan alone. States of linear attention lie beside the keys of the pool.
+
+    There is one state for each environment, for four answers that check the engine, and for padding.
+    """
+    model = tiny_of(family).bfloat16()
+    dims = measure_dimensions(model, 1)
+    info = ModelInfo(dims=dims, images=IMAGE_SETTINGS)
+    config = asynchronous(changed(Config(), parallel=3, dtype="bfloat16"))
+    plan = plan_memory(info, config)
+    fitted = fit_into(info, config, plan.total, learning=True)
+    longest = extent_size(config.rollout.max_context_tokens + 1)
+    tokens = pool_tokens(model, longest, 3 + 4, fitted.engine.cache_gigabytes)
+    pool = TokenPool(model.config.text_config, tokens, 3 + 4, torch.bfloat16, torch.device("meta"))
+    padding = key_value_bytes(dims, 2)
+    assert pool.nbytes - padding == plan.pool + plan.passes - sampling_bytes(dims, 2)
 
 
 def test_a_pool_leaves_four_gigabytes_where_it_can() -> None:

@@ -35,6 +35,8 @@ from arpo.config.settings import (
 
 # Prefixes of keys that do not change the episodes of a given model.
 LEARNING = ("train.", "loss.", "reward.", "replay.", "offline.", "optim.", "eval.", "screen.", "plugins.")
+# Requests at once beyond one per environment, in asynchronous training: they compare engine and learner.
+CHECK_ANSWERS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +77,11 @@ class Config:
     def trains_a_copy(self) -> bool:
         """Whether learner and engine work at the same time in one process, each with its own weights."""
         return self.train.max_staleness > 0 and self.samples_in_process
+
+    @property
+    def engine_episodes(self) -> int:
+        """Number of episodes that an engine in this process holds at once."""
+        return self.env.parallel + (CHECK_ANSWERS if self.trains_a_copy else 0)
 
     @property
     def engine_kl_alarm(self) -> float:

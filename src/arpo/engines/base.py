@@ -8,9 +8,6 @@ from typing import Any, Protocol
 
 from arpo.types import Completion, Prompt, Sampling
 
-# Requests at once beyond one per environment, in asynchronous training: they compare engine and learner.
-CHECK_ANSWERS = 4
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:

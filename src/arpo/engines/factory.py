@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from arpo.config import Config, EngineConfig
 from arpo.dialects.base import Dialect
-from arpo.engines.base import CHECK_ANSWERS, Engine, ServedEngine
+from arpo.engines.base import Engine, ServedEngine
 from arpo.errors import BadSetting, UserError
 from arpo.prompts.rendering import ChatRenderer, PromptRenderer, Renderer
 
@@ -149,7 +149,7 @@ def open_passes(model: Any, pad_id: int, config: Config) -> Passes:
     from arpo.engines.pool_passes import PoolPasses
     from arpo.engines.slot_passes import SlotPasses
 
-    episodes = config.env.parallel + (CHECK_ANSWERS if config.trains_a_copy else 0)
+    episodes = config.engine_episodes
     if model.device.type == "cpu" or config.model.dtype == "float32":
         return SlotPasses(model, pad_id, episodes)
     return PoolPasses(

@@ -232,7 +232,7 @@ def _check_cache_size(plan: MemoryPlan, config: Config, gpu_bytes: int) -> None:
     size = int(config.engine.cache_gigabytes * GIB)
     if not size or not plan.pool:
         return
-    wanted, free = min(size, config.env.parallel * plan.pool), plan.free_for_pool(gpu_bytes)
+    wanted, free = min(size, config.engine_episodes * plan.pool), plan.free_for_pool(gpu_bytes)
     if size < plan.pool or wanted > free:
         tokens = config.rollout.max_context_tokens
         low, high = math.ceil(100 * plan.pool / GIB) / 100, math.floor(100 * free / GIB) / 100

@@ -278,12 +278,12 @@ def plan_memory(info: ModelInfo, config: Config, *, learning: bool = True) -> Me
     everything = dims.vision_parameters + dims.language_parameters
     pooled = config.model.dtype != "float32"
     sampling = {
-        "slots": 0 if pooled else config.env.parallel * slot_bytes(dims, width, workload.sequence),
+        "slots": 0 if pooled else config.engine_episodes * slot_bytes(dims, width, workload.sequence),
         "pool": extent_size(config.rollout.max_context_tokens + 1) * key_value_bytes(dims, width)
         if pooled
         else 0,
         "passes": sampling_bytes(dims, width)
-        + (states_bytes(dims, width, config.env.parallel) if pooled else 0),
+        + (states_bytes(dims, width, config.engine_episodes) if pooled else 0),
         "reserve": 0,
     }
     if not learning:
@@ -373,19 +373,19 @@ def engine_pass_bytes(model: Any) -> int:
 def pool_tokens(model: Any, longest: int, episodes: int, gigabytes: float) -> int:
     """Tokens for the engine's pool of this many episodes, of which the longest has `longest` tokens.
 
-    They fit into `gigabytes` (0: the free GPU memory), beside the states of linear attention. Raises
-    EngineError if not even the longest episode fits.
+    They fit into `gigabytes`, without the states of linear attention; 0: both fit into the free GPU memory.
+    Raises EngineError if not even the longest episode fits.
     """
     if not gigabytes and model.device.type != "cuda":
         return episodes * longest
     dims = measure_dimensions(model, lora_rank=1)
     width = model.dtype.itemsize
-    states = states_bytes(dims, width, episodes)
     if gigabytes:
-        available = int(gigabytes * GIB) - states
+        available = int(gigabytes * GIB)
     else:
         torch.cuda.empty_cache()
-        available = available_for_pool(dims, width, longest, torch.cuda.mem_get_info()[0] - states)
+        free = torch.cuda.mem_get_info()[0] - states_bytes(dims, width, episodes)
+        available = available_for_pool(dims, width, longest, free)
     tokens = min(episodes * longest, available // key_value_bytes(dims, width))
     if tokens < longest:
         more = "raise engine.cache_gigabytes" if gigabytes else "use a larger GPU"

@@ -17,8 +17,8 @@ import torch
 
 from arpo.algorithms.losses import TokenSums, engine_metrics, engine_sums
 from arpo.algorithms.samples import scored_answer, trajectory_samples
-from arpo.config import Config, RolloutConfig
-from arpo.engines.base import CHECK_ANSWERS, Engine
+from arpo.config import CHECK_ANSWERS, Config, RolloutConfig
+from arpo.engines.base import Engine
 from arpo.errors import EngineError, Outage, boundary
 from arpo.learner.base import Batch, Learner, Metrics
 from arpo.learner.local import loss_tokens

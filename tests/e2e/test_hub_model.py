@@ -12,6 +12,7 @@ import pytest
 from arpo.config.recipe import load_config
 from arpo.models.loading import resolve_model
 from fake_hub import TOKEN, hub_environment, serving_hub
+from tiny_vlm import QWEN3_5_MOE, save_folder, tiny_of
 
 pytestmark = pytest.mark.slow
 
@@ -40,6 +41,7 @@ arpo("train", "desk", *small, "--model.path", "acme/desk", "--train.epochs", "2"
 arpo("train", "desk", *small, "--model.path", "acme/desk@main", "--train.epochs", "3")
 arpo("eval", *small, "--model.path", "acme/desk", "--out", "scores.json")
 arpo("train", "desk", *small, "--model.path", "acme/moe")
+arpo("train", "desk", *small, "--model.path", "acme/experts")
 """
 
 
@@ -51,6 +53,7 @@ def test_a_run_records_the_commit_and_resumes_with_it(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(json.dumps(foreign))
         (tmp_path / "model.safetensors").write_bytes(b"gigabytes")
         hub.add("acme/moe", tmp_path)
+        hub.add("acme/experts", save_folder(tiny_of(QWEN3_5_MOE), tmp_path / "experts"))
         done = subprocess.run(
             [sys.executable, "-c", PROGRAM, *SMALL.split()],
             env=hub_environment(hub, tmp_path / "home", HF_TOKEN=TOKEN),
@@ -73,5 +76,7 @@ def test_a_run_records_the_commit_and_resumes_with_it(tmp_path: Path) -> None:
     assert lines[4:6] == ["train: 2", "eval: 0"]
     assert json.loads((tmp_path / "scores.json").read_text())["model"] == f"acme/desk@{newest}" != first
     assert "model_type is 'glm4v_moe', a mixture of experts" in lines[6]
-    assert not [line for line in hub.requests if "moe" in line and "safetensors" in line]
+    assert "model.train: is 'language', and" in lines[8] and "mixture of experts" in lines[8]
+    refused = [line for line in hub.requests if "acme/moe" in line or "acme/experts" in line]
+    assert refused and not [line for line in refused if "safetensors" in line]
     assert (tmp_path / "run" / "model" / "tokenizer.json").read_bytes() == files["tokenizer.json"]

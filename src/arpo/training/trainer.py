@@ -28,6 +28,7 @@ from arpo.errors import UserError, closed_on_error
 from arpo.interrupts import INTERRUPTED, run_interruptibly
 from arpo.learner.base import Batch, Metrics
 from arpo.models.hub import pin_model
+from arpo.models.loading import check_trainable
 from arpo.plugins import check_plugins, open_plugin
 from arpo.reporting.display import Display, open_display
 from arpo.storage.checkpoint import CHECKPOINTS
@@ -320,6 +321,7 @@ def run_training(config: Config, display: Display | None = None, watching: Watch
     store = RunFolder(Path(config.run.dir))
     display = display or open_display(sys.stdout)
     try:
+        check_trainable(config.model)  # before gigabytes are downloaded
         config = pin_model(config, store.folder)
         recorded = check_folder(store, config)
         trainer = (Trainer if config.train.method == "online" else OfflineTrainer)(config, store, display)

@@ -23,7 +23,7 @@ from arpo.config.task_set_names import (
 )
 from arpo.envs.desk.fresh import FreshTasks
 from arpo.envs.desk.heldout import APPLICATION_FAMILIES, HELDOUT_FAMILIES
-from arpo.envs.factory import plays_desk
+from arpo.envs.factory import plays_desk, uses_hosts
 from arpo.envs.osworld.runnable import split_runnable
 from arpo.errors import UserError
 from arpo.reporting.display import Display, count_noun
@@ -77,7 +77,7 @@ def load_sets(config: Config) -> dict[str, Sequence[Task]]:
         from arpo.envs.browser.spec import read_task
 
         for task in (task for tasks in sets.values() for task in tasks):
-            read_task(task, session="")
+            read_task(task, session="", functions=not uses_hosts(config.env))
     if config.env.name.startswith(GYM_PREFIXES):
         from arpo.envs.gymnasium.tasks import read_task as read_gymnasium_task
 
@@ -117,9 +117,10 @@ def rollouts_of(name: str, settings: EvalConfig) -> int:
 def evaluated(sets: Mapping[str, Sequence[Task]], settings: EvalConfig) -> dict[str, Sequence[Task]]:
     """The sets that an evaluation plays.
 
-    Endless training tasks are no fixed list, so they are left out. So are those with eval.rollouts = 0.
+    Endless training tasks are no fixed list, so they are left out. So are those with eval.rollouts = 0, and
+    tasks without an evaluator.
     """
-    return {
+    listed = {
         name: tasks for name, tasks in sets.items() if rollouts_of(name, settings) and not is_endless(tasks)
     }
 

@@ -11,6 +11,7 @@ from typing import Any
 from arpo.envs.answers import matches
 from arpo.envs.browser import http_calls, miniwob
 from arpo.envs.browser.functions import Page, call_function
+from arpo.envs.browser.spec import single_checks
 from arpo.envs.browser.state import differences, value_at
 from arpo.errors import EnvError
 
@@ -19,10 +20,7 @@ States = Mapping[str, Any]  # JSON by URL, before the first step
 
 def state_urls(check: Mapping[str, Any]) -> set[str]:
     """The URLs of all checks of type "state"."""
-    [(kind, value)] = check.items()
-    if kind in ("all", "any"):
-        return {url for inner in value for url in state_urls(inner)}
-    return {value["url"]} if kind == "state" else set()
+    return {value["url"] for kind, value in single_checks(check) if kind == "state"}
 
 
 async def score(check: Mapping[str, Any], page: Page, before: States) -> float:

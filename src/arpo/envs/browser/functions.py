@@ -52,7 +52,7 @@ class Page:
         return str(await self.tab.evaluate("location.href"))
 
 
-async def call_function(name: str, page: Page, place: str) -> Any:
+def find_function(name: str, place: str) -> Callable[..., Any]:
     """Raises UserError if there is no such function, or if it is not marked."""
     function = import_attribute(place, name, "function")
     if not getattr(function, _MARK, False):
@@ -60,5 +60,10 @@ async def call_function(name: str, page: Page, place: str) -> Any:
             f"{place}: {name} is not for browser tasks: put @browser_function before its definition "
             "(from arpo.envs.browser.functions import browser_function)"
         )
-    result = function(page)
+    return function
+
+
+async def call_function(name: str, page: Page, place: str) -> Any:
+    """The result of the function. Raises UserError as `find_function`."""
+    result = find_function(name, place)(page)
     return await result if inspect.isawaitable(result) else result

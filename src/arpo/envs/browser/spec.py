@@ -15,31 +15,34 @@ $SESSION is a random text, different in every episode. docs/browser.md lists all
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args, get_origin
 
+from arpo.envs.browser.functions import find_function
 from arpo.envs.browser.proxy import Origin, origin_of
 from arpo.errors import UserError
 from arpo.types import Task
 
 SESSION = "$SESSION"
-_HTTP = {"url": str, "method": str, "headers": dict, "json": object, "body": str, "status": int}
-STEPS: Mapping[str, Mapping[str, type]] = {  # parameters of each set-up step; the first is required
-    "open": {"url": str, "allow": list},
+MAX_DEPTH = 64  # of the JSON of a task: each "all" or "any" adds two levels
+_HTTP = {"url": str, "method": str, "headers": dict[str, str], "json": object, "body": str, "status": int}
+STEPS: Mapping[str, Mapping[str, Any]] = {  # parameters of each set-up step; the first is required
+    "open": {"url": str, "allow": list[str]},
     "http": _HTTP,
-    "cookies": {"cookies": list},
+    "cookies": {"cookies": list[dict]},
     "storage": {"items": dict, "url": str},
     "javascript": {"expression": str},
     "python": {"function": str},
     "miniwob": {"name": str, "seed": int},
 }
-CHECKS: Mapping[str, type | Mapping[str, type]] = {
+ALSO_REQUIRED = {"storage": "url"}
+CHECKS: Mapping[str, Any] = {
     "javascript": str,
     "url": str,
     "text": str,
     "http": {**_HTTP, "path": str, "equals": object, "contains": str},
-    "state": {"url": str, "changes": dict, "ignore": list},
+    "state": {"url": str, "changes": dict, "ignore": list[str]},
     "download": str,
     "answer": str,
     "python": str,
@@ -57,17 +60,23 @@ class BrowserTask:
     allowed: frozenset[Origin] = field(default=frozenset())
 
 
-def read_task(task: Task, session: str) -> BrowserTask:
-    """The task, with $SESSION replaced. Raises UserError, which names the task and the place in it."""
+def read_task(task: Task, session: str, *, functions: bool = True) -> BrowserTask:
+    """The task, with $SESSION replaced. Raises UserError, which names the task and the place in it.
+
+    `functions`: whether Python functions that it names must be there. Those of a host are on its machine.
+    """
     place = f"task {task.id}"
+    _require_shallow([task.config, task.evaluator], place)
     steps: list[tuple[str, Mapping[str, Any]]] = []
     for number, step in enumerate(task.config):
         where = f"{place}: config[{number}]"
         kind: Any = step.get("type")
-        if kind not in STEPS:
+        if not isinstance(kind, str) or kind not in STEPS:
             raise UserError(f"{where}: type must be one of {', '.join(STEPS)}, not {kind!r}")
         parameters = step.get("parameters", {})
-        _check_parameters(parameters, STEPS[kind], f"{where} ({kind})")
+        _check_parameters(parameters, STEPS[kind], f"{where} ({kind})", ALSO_REQUIRED.get(kind, ""))
+        if kind == "python" and functions:
+            find_function(parameters["function"], f"{where} (python): function")
         steps.append((kind, _filled(parameters, session)))
     if not any(kind in ("open", "miniwob") for kind, _ in steps):
         raise UserError(f'{place}: config has no step of type "open": which page is shown first?')
@@ -76,24 +85,72 @@ def read_task(task: Task, session: str) -> BrowserTask:
         raise UserError(f'{place}: evaluator: func must be "all" or "any", not {func!r}')
     check = {func: checks}
     _check_check(check, f"{place}: evaluator")
-    return BrowserTask(steps=tuple(steps), check=_filled(check, session), allowed=_allowed(steps, place))
+    filled = _filled(check, session)
+    for kind, value in single_checks(filled):
+        if kind == "python" and functions:
+            find_function(value, f"{place}: evaluator: python")
+    return BrowserTask(steps=tuple(steps), check=filled, allowed=_allowed(steps, place))
 
 
-def _check_parameters(value: Any, types: Mapping[str, type], place: str) -> None:
+def single_checks(check: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Kind and value of each check that is not "all" or "any"."""
+    [(kind, value)] = check.items()
+    if kind not in FUNCTIONS:
+        yield kind, value
+        return
+    for inner in value:
+        yield from single_checks(inner)
+
+
+def _require_shallow(value: Any, place: str) -> None:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [inner for one in level for inner in _values_in(one)]
+    if level:
+        raise UserError(f"{place}: is nested too deeply, must have at most {MAX_DEPTH} levels")
+
+
+def _values_in(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, list | tuple) else ()
+
+
+def _check_parameters(value: Any, types: Mapping[str, Any], place: str, also_required: str = "") -> None:
     if not isinstance(value, Mapping):
         raise UserError(f"{place}: must be an object with {', '.join(types)}, not {value!r}")
     for name, content in value.items():
         if name not in types:
             raise UserError(f"{place}: unknown key {name!r}: use {', '.join(types)}")
-        if not isinstance(content, types[name]):
+        if not _is_of(content, types[name]):
             raise UserError(f"{place}.{name}: must be {_NAMES[types[name]]}, not {content!r}")
-    if (first := next(iter(types))) not in value:
-        raise UserError(f"{place}: {first} is missing")
+    for name in filter(None, (next(iter(types)), also_required)):
+        if name not in value:
+            raise UserError(f"{place}: {name} is missing")
     if "url" in value:
         origin_of(value["url"], place)
 
 
-_NAMES = {str: "a text", int: "a number", list: "a list", dict: "an object", bool: "true", object: "a value"}
+def _is_of(value: Any, kind: Any) -> bool:
+    """Whether a JSON value is of a type such as list[str]. true is no number."""
+    outer = get_origin(kind) or kind
+    if not isinstance(value, outer) or (outer is int and isinstance(value, bool)):
+        return False
+    inner = value.values() if outer is dict else value
+    return all(_is_of(one, get_args(kind)[-1]) for one in inner) if get_args(kind) else True
+
+
+_NAMES: Mapping[Any, str] = {
+    str: "a text",
+    int: "a number",
+    list: "a list",
+    list[str]: "a list of texts",
+    list[dict]: "a list of objects",
+    dict: "an object",
+    dict[str, str]: "an object of texts",
+    bool: "true",
+    object: "a value",
+}
 
 
 def _check_check(check: Any, place: str) -> None:

@@ -117,10 +117,9 @@ def rollouts_of(name: str, settings: EvalConfig) -> int:
 def evaluated(sets: Mapping[str, Sequence[Task]], settings: EvalConfig) -> dict[str, Sequence[Task]]:
     """The sets that an evaluation plays.
 
-    Endless training tasks are no fixed list, so they are left out. So are those with eval.rollouts = 0, and
-    tasks without an evaluator.
+    Endless training tasks are no fixed list, so they are left out. So are those with eval.rollouts = 0.
     """
-    listed = {
+    return {
         name: tasks for name, tasks in sets.items() if rollouts_of(name, settings) and not is_endless(tasks)
     }
 

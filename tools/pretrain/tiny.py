@@ -120,6 +120,7 @@ def _qwen3_5(head: int, heads: int, key_heads: int, vision_layers: int) -> _Part
         "linear_num_value_heads": heads,
         "linear_key_head_dim": head,
         "linear_value_head_dim": head,
+        "mamba_ssm_dtype": "float32",  # of the states in vLLM, which has them in bfloat16 by default
         "tie_word_embeddings": True,
     }
     third = head // 6
@@ -128,6 +129,7 @@ def _qwen3_5(head: int, heads: int, key_heads: int, vision_layers: int) -> _Part
 
 
 FAMILIES = {"qwen2_5_vl": _qwen2_5, "qwen3_5": _qwen3_5}
+_PROCESSORS = {"qwen2_vl": "Qwen2VLProcessor", "qwen2_5_vl": "Qwen2_5_VLProcessor"}
 
 
 def new_tiny_model(config: PretrainedConfig, seed: int) -> Any:
@@ -164,7 +166,7 @@ def save_model_folder(
     _write_json(folder / "config.json", config | {"dtype": str(dtype).removeprefix("torch.")})
     tokenizer.save(str(folder / "tokenizer.json"))
     _write_json(folder / "tokenizer_config.json", _tokenizer_config(text.max_position_embeddings))
-    _write_json(folder / vision.CONFIG_NAME, _image_config(settings))
+    _write_json(folder / vision.CONFIG_NAME, _image_config(model.config.model_type, settings))
 
 
 def _tokenizer_config(max_length: int) -> dict[str, Any]:
@@ -178,10 +180,10 @@ def _tokenizer_config(max_length: int) -> dict[str, Any]:
     }
 
 
-def _image_config(settings: ImageSettings) -> dict[str, Any]:
+def _image_config(model_type: str, settings: ImageSettings) -> dict[str, Any]:
     return {
         "image_processor_type": "Qwen2VLImageProcessor",
-        "processor_class": "Qwen2_5_VLProcessor",
+        "processor_class": _PROCESSORS.get(model_type, "Qwen3VLProcessor"),
         "patch_size": settings.patch_size,
         "merge_size": settings.merge_size,
         "temporal_patch_size": settings.temporal_patch_size,

@@ -98,6 +98,7 @@ def qwen3_5(folder: Path, tiny: bool) -> Path:
         setattr(config, f"{name.removesuffix('_pad')}_token_id", ids[f"<|{name}|>"])
     text = config.text_config
     text.eos_token_id, text.pad_token_id = ids["<|im_end|>"], ids["<|endoftext|>"]
+    text.mamba_ssm_dtype = "float32"  # of the states in vLLM, which has them in bfloat16 by default
     text.rope_parameters |= {"rope_theta": 1e7, "mrope_interleaved": True, "mrope_section": [11, 11, 10]}
     small = copy.deepcopy(config)
     small.text_config.update(TINY_QWEN3_5["text_config"])
@@ -276,7 +277,10 @@ def measured_flops() -> float:
 
 
 def needed_flops(dims: ModelDimensions, sample: Sample, renderer: Renderer, train: str) -> float:
-    """Operations of one forward and one backward pass without recomputation."""
+    """Operations of one forward and one backward pass without recomputation.
+
+    Without attention in windows and the states of linear attention: this is a lower bound.
+    """
     tokens, sampled = len(sample.token_ids), sum(sample.mask)
     grids = [renderer.grid(shot) for shot in sample.images]
     patches = [rows * columns for _, rows, columns in grids]
@@ -284,9 +288,9 @@ def needed_flops(dims: ModelDimensions, sample: Sample, renderer: Renderer, trai
     language = (
         2 * (dims.language_parameters - embeddings) * tokens + 2 * dims.vocabulary * dims.hidden * sampled
     )
-    language += 2 * tokens**2 * dims.query_width * dims.layers
+    language += 2 * tokens**2 * dims.query_width * dims.key_layers
     tower = 2 * dims.vision_parameters * sum(patches)
-    tower += sum(4 * count**2 * dims.vision_hidden for count in patches) * dims.vision_layers // 8
+    tower += sum(4 * count**2 * dims.vision_hidden for count in patches) * dims.vision_full_layers
     # Backward: gradients of inputs and weights. LoRA has no gradients of weights and none in the tower.
     return {"all": 3 * (language + tower), "language": 3 * language + tower, "lora": 2 * language + tower}[
         train

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from arpo.config import Config
-from arpo.models.memory_plan import GIB, plan_memory, read_model_info
+from arpo.models.memory_plan import GIB, measure_dimensions, plan_memory, read_model_info
 from arpo.serving.memory import SharedGpu, describe_server, run_need, server_memory
 from arpo.serving.placement import Placement
+from tiny_vlm import QWEN3_5, tiny_of
 
 
 def config(gpus_per_server=1, **rollout):
@@ -23,6 +24,15 @@ def test_bytes_of_a_server():
     assert found.weights == 4 * (dims.vision_parameters + dims.language_parameters)
     assert found.episode == 1000 * dims.layers * dims.key_width * 2 * 4  # keys and values, 4 bytes each
     assert found.total == found.weights + found.episode + found.passes + 2 * GIB
+
+
+def test_an_episode_of_a_server_has_a_state_in_each_layer_with_linear_attention():
+    """Worked numbers: one layer with keys of two heads; two with three inputs of 208 channels and a state."""
+    settings = config(max_context_tokens=1000)
+    info = read_model_info(settings.model)
+    hybrid = replace(info, dims=measure_dimensions(tiny_of(QWEN3_5), 1))
+    state = 4 * (3 * 208 + 4 * 32 * 20)
+    assert server_memory(hybrid, settings).episode == 1000 * 2 * 2 * 24 * 4 + 2 * state
 
 
 def test_adapters_are_served_twice_while_versions_change():

@@ -343,15 +343,16 @@ def key_value_bytes(dims: ModelDimensions, width: int) -> int:
 
 def slot_bytes(dims: ModelDimensions, width: int, tokens: int) -> int:
     """Keys and values of one episode of this length, and its state."""
-    return capacity_for(tokens) * key_value_bytes(dims, width) + _state_bytes(dims, width)
+    return capacity_for(tokens) * key_value_bytes(dims, width) + episode_state_bytes(dims, width)
 
 
 def states_bytes(dims: ModelDimensions, width: int, episodes: int) -> int:
     """States of linear attention of a pool for this many episodes; one more is for padding."""
-    return (episodes + 1) * _state_bytes(dims, width)
+    return (episodes + 1) * episode_state_bytes(dims, width)
 
 
-def _state_bytes(dims: ModelDimensions, width: int) -> int:
+def episode_state_bytes(dims: ModelDimensions, width: int) -> int:
+    """States of linear attention, of all layers."""
     if not (linear := dims.linear):
         return 0
     return linear.layers * (linear.window_values * width + linear.state_values * BYTES["float32"])

@@ -20,6 +20,7 @@ from arpo.models.memory_plan import (
     GIB,
     MemoryPlan,
     ModelInfo,
+    episode_state_bytes,
     key_value_bytes,
     plan_memory,
     read_model_info,
@@ -35,7 +36,7 @@ FRAGMENTS = 0.05  # of a shared GPU, kept by the learner beyond its plan; 7B on 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerMemory:
-    """Bytes of one server by purpose. `episode`: keys and values of the longest one."""
+    """Bytes of one server by purpose. `episode`: keys and values of the longest one, and its state."""
 
     weights: int
     episode: int
@@ -52,7 +53,8 @@ def server_memory(info: ModelInfo, config: Config) -> ServerMemory:
     dims, width, gpus = info.dims, BYTES[config.model.dtype], config.engine.gpus_per_server
     adapters = dims.adapter_parameters if config.model.train == "lora" else 0
     weights = width * (dims.vision_parameters + dims.language_parameters + 2 * adapters)
-    episode = key_value_bytes(dims, width) * config.rollout.max_context_tokens
+    keys = key_value_bytes(dims, width) * config.rollout.max_context_tokens
+    episode = keys + episode_state_bytes(dims, width)
     return ServerMemory(weights=weights // gpus, episode=episode // gpus, passes=sampling_bytes(dims, width))
 
 

@@ -186,8 +186,7 @@ def test_a_new_tab_comes_to_the_front_and_closes(site):
 
 def test_history_goes_back(site):
     there = a_task(site[0], checks=[{"url": "/second$"}])
-    script = {"type": "javascript", "parameters": {"expression": "location = '/second'"}}
-    task = replace(there, config=(*there.config, script))
+    task = with_script(there, "location = '/second'")
     assert played(task)[0] == 1
     assert played(task, (PressBack(),))[0] == 0
 
@@ -195,6 +194,23 @@ def test_history_goes_back(site):
 def test_a_download_is_in_the_folder_of_the_episode(site):
     assert played(a_task(site[0], checks=[{"download": "*.csv"}]), (click("download"),))[0] == 1
     assert played(a_task(site[0], checks=[{"download": "*.csv"}]))[0] == 0
+
+
+def with_script(task, expression):
+    step = {"type": "javascript", "parameters": {"expression": expression}}
+    return replace(task, config=(*task.config, step))
+
+
+def test_a_check_waits_for_a_running_download(site):
+    check = {"download": "slow.csv"}
+    assert played(with_script(a_task(site[0], checks=[check]), "location = '/slow.csv'"))[0] == 1
+
+
+def test_a_cancelled_download_of_a_frame_is_logged(site, caplog):
+    frame = "document.body.append(Object.assign(document.createElement('iframe'), {src: '/file.csv?x'}))"
+    script = f"{frame}, new Promise(done => setTimeout(done, 1000))"
+    played(with_script(a_task(site[0]), script))
+    assert "a frame inside a page began it" in caplog.text
 
 
 def test_cookies_storage_and_scale(site):

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -83,6 +84,8 @@ class _Pages(BaseHTTPRequestHandler):
                 content = "arrived"
             case "file.csv":
                 content, kind = "a,b\n", "text/csv"
+            case "slow.csv":
+                return self.slow_file()
             case "state":
                 content, kind = json.dumps({"n": 1}), "application/json"
             case "endless":
@@ -96,6 +99,17 @@ class _Pages(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(content.encode())))
         self.end_headers()
         self.wfile.write(content.encode())
+
+    def slow_file(self):
+        """Its second half comes after a second."""
+        self.send_response(200)
+        self.send_header("Content-Type", "text/csv")
+        self.send_header("Content-Disposition", "attachment")
+        self.send_header("Content-Length", "8")
+        self.end_headers()
+        self.wfile.write(b"a,b\n")
+        time.sleep(1.0)
+        self.wfile.write(b"1,2\n")
 
     def endless(self):
         self.send_response(200)

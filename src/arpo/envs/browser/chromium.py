@@ -186,6 +186,10 @@ class Chromium:
             owner, name = self._owners.get(parameters["frameId"]), parameters["guid"]
             if owner is None:
                 self.devtools.send("Browser.cancelDownload", guid=name)
+                _log.warning(
+                    "cancelled the download of %s: a frame inside a page began it, only tabs may",
+                    parameters.get("url"),
+                )
         else:
             name = parameters.get("targetId") or parameters.get("guid") or ""
             owner = self._owners.get(name)

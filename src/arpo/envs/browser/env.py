@@ -63,6 +63,7 @@ class BrowserEnv:
     async def evaluate(self) -> float:
         if self._score is None:
             await self._window.dismiss_dialogs()
+            await self._window.finish_downloads()
             self._score = await score(self._task.check, self._page(), self._states)
         return self._score
 

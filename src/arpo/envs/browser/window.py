@@ -43,6 +43,7 @@ from arpo.errors import EnvError
 
 MAX_TABS = 8  # of one episode: a page that opens more gets no window
 MAX_DOWNLOADS, MAX_DOWNLOAD_BYTES = 16, 64 * 2**20  # of one episode; of one file
+_DOWNLOAD_SECONDS = 5.0  # for running downloads at the end of an episode
 _HOLD_SECONDS = 0.6  # long press
 _MAX_DISMISSED = 8  # dialogs at the end of an episode
 _WAIT_SECONDS = 1.0
@@ -100,6 +101,9 @@ class Window:
         self._making = asyncio.Lock()  # a new target is ours, or a page has opened it
         self._known: set[str] = set()
         self._downloads: set[str] = set()
+        self._running_downloads: set[str] = set()
+        self._downloads_ended = asyncio.Event()
+        self._downloads_ended.set()
         self._last = b""  # the newest screenshot of a page
         self._held = 0  # modifiers
         self._pointer = Point(0, 0)
@@ -155,6 +159,11 @@ class Window:
                 return
             await self.perform(Hotkey(keys=("esc",)))
             await self.settle()
+
+    async def finish_downloads(self) -> None:
+        """Wait for running downloads, some seconds at most: the checks look at their files."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._downloads_ended.wait(), _DOWNLOAD_SECONDS)
 
     async def perform(self, action: Action) -> None:
         """One action. Points are in pixels of the screenshot."""
@@ -359,8 +368,14 @@ class Window:
                 self._drop(parameters["targetId"])
             case "Browser.downloadWillBegin":
                 self._downloads.add(parameters["guid"])
+                self._running_downloads.add(parameters["guid"])
+                self._downloads_ended.clear()
                 if len(self._downloads) > MAX_DOWNLOADS:
                     self._context.cancel(parameters["guid"])
+            case "Browser.downloadProgress" if parameters["state"] != "inProgress":
+                self._running_downloads.discard(parameters["guid"])
+                if not self._running_downloads:
+                    self._downloads_ended.set()
             case "Browser.downloadProgress" if parameters["receivedBytes"] > MAX_DOWNLOAD_BYTES:
                 self._context.cancel(parameters["guid"])
 

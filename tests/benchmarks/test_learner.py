@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from learner import needed_flops
 
 from arpo.models.memory_plan import LinearAttention, ModelDimensions
 from arpo.types import Sample
-from benchmarks.learner import needed_flops
 from tiny_vlm import screenshot, tiny_renderer
 
 HYBRID = ModelDimensions(

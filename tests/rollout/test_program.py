@@ -5,6 +5,7 @@ import os
 import sys
 import textwrap
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from arpo.algorithms.samples import trajectory_samples
 from arpo.config import EnvConfig, RolloutConfig
 from arpo.dialects.ui_tars import UI_TARS_1_5
 from arpo.envs.pool import EnvPool, LocalEnvs
+from arpo.envs.slots import Slots
 from arpo.errors import AgentError, EnvError, PromptTooLong
 from arpo.rollout import program as module
 from arpo.rollout.agent import Agent, AgentProgram
@@ -486,6 +488,61 @@ def test_a_cancelled_episode_ends_all_processes_of_its_program(tmp_path):
     asyncio.run(run())
     for number in map(int, log.read_text().split()):
         assert not os.path.exists(f"/proc/{number}")
+
+
+def play_many(agent, count):
+    pool = EnvPool(LocalEnvs(FakeEnv, count), EnvConfig(parallel=count, attempts=1, width=56, height=56))
+    scheduler = Scheduler(pool=pool, agent=agent, settings=settings(group_size=count), seed=0)
+    played = scheduler.play("batch-1", [(0, task("t"))], lambda index, outcome: None)
+    [group] = asyncio.run(played)
+    return group
+
+
+def test_programs_start_one_after_the_other_if_there_is_one_slot(tmp_path):
+    """A start takes a second, and may take 2.5."""
+    program = """
+        print("start", time.monotonic())
+        time.sleep(1)
+        print("call", time.monotonic(), flush=True)
+        step(answer=ask("x")["choices"][0]["message"]["content"])
+    """
+    agent = agent_of(tmp_path, program, [DONE])
+    assert agent.program is not None
+    agent = replace(agent, program=replace(agent.program, starts=Slots(1), start_seconds=2.5))
+    group = play_many(agent, 4)
+    assert [one.stop for one in group.trajectories] == [StopReason.FINISHED] * 4
+    logs = [dict(map(str.split, log.read_text().splitlines())) for log in (tmp_path / "logs").iterdir()]
+    times = sorted((float(log["start"]), float(log["call"])) for log in logs)
+    assert all(call < start for (_, call), (start, _) in pairwise(times))
+
+
+def test_logs_of_running_programs_stay(tmp_path, monkeypatch):
+    """The first program has the oldest log, and runs until the second one has ended."""
+    monkeypatch.setattr(module, "MAX_LOGS", 1)
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "old.log").write_text("x")
+    program = f"""
+        from pathlib import Path
+        print("x")
+        try:
+            os.mkdir({str(tmp_path / "first")!r})
+        except FileExistsError:
+            ask("x"), sys.exit()
+        [own] = Path({str(logs)!r}).glob("batch-*.log")
+        os.utime(own, (0, 0))
+        ask("x")
+        deadline = time.monotonic() + 60
+        while Path({str(logs / "old.log")!r}).exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert own.exists()
+    """
+    agent = agent_of(tmp_path, program, [WAIT])
+    assert agent.program is not None
+    agent = replace(agent, program=replace(agent.program, starts=Slots(1)))
+    assert [one.stop for one in play_many(agent, 2).trajectories] == [StopReason.FINISHED] * 2
+    assert len(list(logs.iterdir())) == 1
 
 
 @pytest.mark.parametrize("tick", [0.02, 60.0])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from arpo.actions import Action, CallUser, Fail, Finished, up_to_terminal
@@ -13,6 +14,7 @@ from arpo.config import RolloutConfig
 from arpo.dialects.base import Dialect, History, ParseError
 from arpo.engines.base import Engine
 from arpo.envs.base import Env
+from arpo.envs.slots import Slots
 from arpo.errors import ContextTooLong, EngineError, boundary
 from arpo.prompts.conversation import Conversation
 from arpo.prompts.rendering import PromptRenderer, Rendered, Renderer
@@ -20,6 +22,8 @@ from arpo.prompts.templates import PromptTemplate
 from arpo.rollout.activity import Measure
 from arpo.storage.codec import BATCH
 from arpo.types import Completion, Prompt, Sampling, Screenshot, StopReason, Task, Turn
+
+STARTS_PER_CORE = 2  # agent programs that start at the same time
 
 OnTurn = Callable[[Turn], None]
 OnScreenshot = Callable[[Screenshot, Screenshot | None], None]
@@ -30,13 +34,15 @@ class AgentProgram:
     """The program of rollout.agent. It starts once per episode; `logs` is the folder of its output.
 
     It may take `start_seconds` until its first call of the model or the environment, and `call_seconds`
-    between two calls.
+    between two calls. It starts in one of the slots `starts`: many starts at once would all take too long.
     """
 
     command: tuple[str, ...]
     logs: Path
     start_seconds: float
     call_seconds: float
+    starts: Slots = field(default_factory=lambda: Slots(STARTS_PER_CORE * (os.cpu_count() or 1)))
+    running: set[Path] = field(default_factory=set)  # logs of programs that run now
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

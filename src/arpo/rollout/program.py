@@ -12,9 +12,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -54,7 +53,7 @@ EXIT_SECONDS = 5.0  # for a program to exit after the end of its episode
 GRACE_SECONDS = 1.0  # after SIGTERM
 TICK_SECONDS = 1.0  # between two checks of a running program
 MAX_LOG_BYTES = 1 << 20  # of one episode; a longer log loses its beginning
-MAX_LOGS = 100  # files; the newest stay
+MAX_LOGS = 100  # files of programs that have ended; the newest stay
 # Actions of desktop-env's agents without code.
 _WORDS = {
     "DONE": "computer.terminate(status='success')",
@@ -69,8 +68,10 @@ async def play_program(playing: Playing) -> Trajectory:
     with measure("start"):
         first = await env.start(playing.task)
     episode = _Episode(playing, first)
-    async with serving(episode) as url, _running(program, url, playing.episode_id) as child:
-        stop = await episode.played(child, program)
+    async with serving(episode) as url, episode.starting:
+        await episode.starting.enter_async_context(program.starts())
+        async with _running(program, url, playing.episode_id) as child:
+            stop = await episode.played(child, program)
     with measure("evaluate"):
         score = await env.evaluate()
     return episode.trajectory(stop, score)
@@ -98,6 +99,7 @@ class _Episode:
         self._limit: ContextTooLong | None = None  # why the last call was refused
         self._lock = asyncio.Lock()  # an engine answers one call of an episode at a time
         self._ended: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
+        self.starting = AsyncExitStack()  # closed at the first call
         self._called = self._working = False  # working: the engine or the environment answers a call
         self._progress = asyncio.get_running_loop().time()  # of the last answer or step
         look(first.screenshot)
@@ -125,6 +127,7 @@ class _Episode:
         """Run a call of the program. Any exception ends the episode."""
         if not self._called:
             self._called, self._progress = True, asyncio.get_running_loop().time()
+            await self.starting.aclose()
         try:
             async with boundary(AgentError, "agent"):  # those of the engine and of the environment pass
                 return await call
@@ -308,6 +311,7 @@ class _Episode:
 
     async def played(self, child: Child, program: AgentProgram) -> StopReason:
         """Wait for the end of the episode. Raises AgentError for a program that failed."""
+        self._progress = asyncio.get_running_loop().time()  # it starts now
         exited = asyncio.ensure_future(_exit(child))
         try:
             while not self._ended.done() and not exited.done():
@@ -379,22 +383,25 @@ async def _running(program: AgentProgram, url: str, episode_id: str) -> AsyncIte
     """The program during the block. All of its processes end after it."""
     log = program.logs / f"{episode_id}.log"
     log.unlink(missing_ok=True)  # of an earlier attempt
-    _remove_old_logs(program.logs)
+    program.running.add(log)
     try:
         child = Child(
             program.command, env=_environment(url), log=log, guarded=True, grace_seconds=GRACE_SECONDS
         )
     except OSError as error:
+        program.running.discard(log)
         raise AgentError("agent", f"cannot start the program: {error}") from error
     try:
         yield child
     finally:
         await asyncio.to_thread(child.end)
+        program.running.discard(log)
         _bound_log(child)
         with suppress(OSError):
             if not log.stat().st_size:
                 log.unlink()
                 program.logs.rmdir()  # fails if it has other logs
+        _remove_old_logs(program)
 
 
 def _environment(url: str) -> dict[str, str]:
@@ -442,8 +449,8 @@ def _bound_log(child: Child) -> None:
                 file.write(kept[-MAX_LOG_BYTES // 2 :])
 
 
-def _remove_old_logs(folder: Path) -> None:
-    with suppress(OSError):  # there is none yet, or another episode removes one
-        logs = sorted(folder.glob("*.log"), key=lambda file: file.stat().st_mtime)
-        for old in logs[: -(MAX_LOGS - 1)]:
+def _remove_old_logs(program: AgentProgram) -> None:
+    with suppress(OSError):  # another episode removes one
+        ended = [file for file in program.logs.glob("*.log") if file not in program.running]
+        for old in sorted(ended, key=lambda file: file.stat().st_mtime)[:-MAX_LOGS]:
             old.unlink()

@@ -77,6 +77,8 @@ FAST_ENGINES_AND_FAMILIES = pytest.mark.parametrize(
     ("new_engine", "family"), FAST_PAIRS, indirect=["new_engine"]
 )
 
+FULL_AND_LINEAR = pytest.mark.parametrize("family", [QWEN2_5, QWEN3_5])
+
 
 @pytest.fixture(params=[slot_engine, pool_engine])
 def new_engine(request: pytest.FixtureRequest) -> NewEngine:
@@ -414,7 +416,7 @@ def test_more_episodes_than_slots_all_get_their_answers(new_engine: NewEngine, f
     ]
 
 
-@pytest.mark.parametrize("family", [QWEN2_5, QWEN3_5])
+@FULL_AND_LINEAR
 def test_an_episode_goes_on_in_the_slot_of_one_that_ended(family: str) -> None:
     """On a CPU the cache has as many slots as episodes; the last one moves into the free slot."""
     model, renderer = tiny_of(family), RENDERERS[family]
@@ -435,7 +437,7 @@ def test_an_episode_goes_on_in_the_slot_of_one_that_ended(family: str) -> None:
     assert answer.logprobs == pytest.approx(alone.logprobs, abs=1e-5)
 
 
-@pytest.mark.parametrize("family", [QWEN2_5, QWEN3_5])
+@FULL_AND_LINEAR
 def test_an_episode_goes_on_after_its_neighbours_decoded_without_it(family: str) -> None:
     """The slots beside it are most of a range, so it may run along."""
     model, renderer = tiny_of(family), RENDERERS[family]
@@ -493,23 +495,24 @@ def test_an_idle_episode_loses_its_slot_to_a_waiting_request(new_engine: NewEngi
     assert answer.logprobs == pytest.approx(alone.logprobs, abs=1e-5)
 
 
-def long_prompt(episode_id: str, shot: Screenshot, size: int) -> Prompt:
+def long_prompt(renderer: Renderer, episode_id: str, shot: Screenshot, size: int) -> Prompt:
     """A prompt of `size` tokens."""
-    prompt = first_prompt(RENDERER, episode_id, shot)
+    prompt = first_prompt(renderer, episode_id, shot)
     padding = prompt.token_ids[:1] * (size - len(prompt.token_ids))
     return replace(prompt, token_ids=(*prompt.token_ids, *padding))
 
 
-def small_pool(model: Any, episodes: int, tokens: int) -> InProcessEngine:
+def small_pool(family: str, model: Any, episodes: int, tokens: int) -> InProcessEngine:
     gigabytes = tokens * key_value_bytes(measure_dimensions(model, 1), 4) / GIB
-    return pool_engine(model, RENDERER, slots=episodes, max_tokens=300, gigabytes=gigabytes)
+    return pool_engine(model, RENDERERS[family], slots=episodes, max_tokens=300, gigabytes=gigabytes)
 
 
-def test_more_episodes_than_a_pool_holds_all_get_their_answers() -> None:
+@FULL_AND_LINEAR
+def test_more_episodes_than_a_pool_holds_all_get_their_answers(family: str) -> None:
     """Two of five fit at a time. The third turn of an episode may find its cache gone."""
-    model = tiny_model()
-    crowded = play_all(small_pool(model, 5, 512), range(5))
-    roomy = play_all(slot_engine(model, RENDERER, slots=5), range(5))
+    model = tiny_of(family)
+    crowded = play_all(small_pool(family, model, 5, 512), range(5), family=family)
+    roomy = play_all(slot_engine(model, RENDERERS[family], slots=5), range(5), family=family)
     for one, other in zip(crowded, roomy, strict=True):
         assert [c.token_ids for _, c in one] == [c.token_ids for _, c in other]
         for (_, first), (_, second) in zip(one, other, strict=True):
@@ -517,11 +520,12 @@ def test_more_episodes_than_a_pool_holds_all_get_their_answers() -> None:
 
 
 @pytest.mark.slow
-def test_a_decoding_request_that_outgrows_the_pool_postpones_the_latest() -> None:
+@FULL_AND_LINEAR
+def test_a_decoding_request_that_outgrows_the_pool_postpones_the_latest(family: str) -> None:
     """Both answers need 512 tokens of a pool with 768: the second one starts again after the first."""
-    model = tiny_model()
-    prompts = [long_prompt(name, screenshot(seed), 220) for seed, name in enumerate(("one", "two"))]
-    engine = small_pool(model, 2, 768)
+    model, renderer = tiny_of(family), RENDERERS[family]
+    prompts = [long_prompt(renderer, name, screenshot(seed), 220) for seed, name in enumerate(("one", "two"))]
+    engine = small_pool(family, model, 2, 768)
     finished: list[str] = []
 
     async def ask(asked: InProcessEngine, prompt: Prompt, seed: int) -> Completion:
@@ -538,16 +542,17 @@ def test_a_decoding_request_that_outgrows_the_pool_postpones_the_latest() -> Non
     assert engine.stats.decoded_tokens == 120
     assert engine.stats.prefilled_tokens == sum(len(prompt.token_ids) for prompt in (*prompts, prompts[1]))
     for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        alone = asyncio.run(slot_engine(model, RENDERER, slots=1).generate(prompt, sampling(1 + number, 60)))
+        alone = asyncio.run(slot_engine(model, renderer, slots=1).generate(prompt, sampling(1 + number, 60)))
         assert answer.token_ids == alone.token_ids
         assert answer.logprobs == pytest.approx(alone.logprobs, abs=1e-5)
 
 
-def test_a_request_longer_than_the_whole_pool_fails_alone() -> None:
+@FULL_AND_LINEAR
+def test_a_request_longer_than_the_whole_pool_fails_alone(family: str) -> None:
     """A pool for 512 tokens. Otherwise the request would start again forever."""
-    engine = small_pool(tiny_model(), 2, 512)
-    good = long_prompt("good", screenshot(0), 480)
-    long = long_prompt("long", screenshot(0), 600)
+    engine = small_pool(family, tiny_of(family), 2, 512)
+    good = long_prompt(RENDERERS[family], "good", screenshot(0), 480)
+    long = long_prompt(RENDERERS[family], "long", screenshot(0), 600)
     talkative = replace(good, episode_id="talkative")
 
     async def ask() -> list[Completion | BaseException]:
@@ -563,7 +568,7 @@ def test_a_request_longer_than_the_whole_pool_fails_alone() -> None:
 
 
 def test_a_pool_too_small_for_the_longest_episode_is_an_error() -> None:
-    engine = small_pool(tiny_model(), 2, 256)
+    engine = small_pool(QWEN2_5, tiny_model(), 2, 256)
     with pytest.raises(EngineError, match=r"256 tokens .*512: .*rollout\.max_context_tokens"):
         asyncio.run(engine.generate(first_prompt(RENDERER, "e", screenshot(0)), sampling(1)))
 

@@ -42,7 +42,7 @@ from arpo.storage.judgements import Vote, VoteLog
 from arpo.tasks.lists import load_tasks
 from arpo.training import judged_scores
 from arpo.training.trainer import run_training
-from arpo.types import Observation, Task
+from arpo.types import Task, Trajectory
 
 FALSE_POSITIVES, FALSE_NEGATIVES = 0.2, 0.1
 METHODS = ("true", "raw", "corrected")
@@ -65,7 +65,7 @@ class PlantedJudge:
 
     async def ask(self, question: Question, count: int) -> list[Vote]:
         episode = question.episode
-        success = episode.score >= 0.5
+        success = await true_score(episode) >= 0.5
         rate = FALSE_NEGATIVES if success else FALSE_POSITIVES
         verdict = success ^ (Random(f"{self.seed}/{episode.episode_id}").random() < rate)
         vote = Vote(
@@ -82,11 +82,14 @@ class PlantedJudge:
         return [vote]
 
 
-class HiddenEvaluators(DeskEnv):
-    """Desk for tasks whose evaluators are hidden from training: it finds them by the id."""
-
-    async def start(self, task: Task) -> Observation:
-        return await super().start(task if task.has_evaluator else _tasks()[task.id])
+async def true_score(episode: Trajectory) -> float:
+    """Desk does the actions of the episode again, and the task's own evaluator scores them."""
+    env = DeskEnv(*episode.final.size)
+    await env.start(_tasks()[episode.task_id])
+    for turn in episode.turns:
+        if not turn.error:
+            await env.step(turn.actions)
+    return await env.evaluate()
 
 
 _known: dict[str, Task] = {}
@@ -114,7 +117,7 @@ def config_of(out: Path, method: str, seed: int, settings: Sequence[str]) -> Con
         return config
     path = out / f"{method}.json"
     hide_evaluators(load_tasks(config.tasks.train), path, AUDITED if method == "corrected" else 0)
-    judged = ["--reward.judge=1", "--server.model=planted", "--env.name=noisy_rewards:HiddenEvaluators"]
+    judged = ["--reward.judge=1", "--server.model=planted"]
     return load_config("paper", [*own, "--tasks.overall=", *settings, *judged, f"--tasks.train={path}"])
 
 

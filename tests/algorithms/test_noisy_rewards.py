@@ -170,4 +170,17 @@ def test_the_alarm_names_the_rates() -> None:
             Confusion(failures=10, false_positives=false_positives, successes=10, false_negatives=1)
         )
     assert audit.drifts() == ["100% of the failures judged a success, 20% before"]
-    assert (audit.batches, audit.total.failures) == (10, 100)
+    assert (audit.batches, audit.earlier.failures) == (10, 50)
+
+
+def test_after_a_drift_the_recent_errors_count() -> None:
+    """5% of the failures for 50 batches, then 80%: the mean, 12%, would trust three of four verdicts."""
+    audit = Audit()
+    for number in range(55):
+        wrong = 1 if number < 50 else 16
+        audit = audit.add(Confusion(failures=20, false_positives=wrong, successes=0, false_negatives=0))
+    noise = audit.noise()
+    assert noise is not None and noise.false_positives == 0.8
+    assert noise.precision(0.75) == 0
+    steady = Audit().add(Confusion(failures=20, false_positives=1)).noise()
+    assert steady is not None and steady.false_positives == 0.05

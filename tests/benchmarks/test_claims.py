@@ -1,4 +1,4 @@
-"""README.md, docs/results.md and results/earlier.md contain the numbers that the stored results give, and no others."""
+"""The pages with results contain the numbers that the stored results give, and no others."""
 
 from __future__ import annotations
 

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 from noisy_rewards import PlantedJudge, hide_evaluators, result
 
+from arpo.actions import Action, Fail, Finished
 from arpo.config import ServerConfig
 from arpo.prompts.judge_question import Question
 from arpo.storage.judgements import VoteLog
 from arpo.tasks.lists import load_tasks
+from arpo.testing import screenshot
 from trajectories import trajectory
 
 
@@ -28,19 +30,24 @@ def test_every_fourth_task_keeps_its_evaluator(tmp_path: Path) -> None:
         ]
 
 
-@pytest.mark.parametrize(("score", "judged"), [(0.0, 0.2), (1.0, 0.9)])
-def test_the_planted_judge_has_the_stated_error_rates(tmp_path: Path, score: float, judged: float) -> None:
+@pytest.mark.parametrize(("action", "judged"), [(Finished(), 0.2), (Fail(), 0.9)])
+def test_the_planted_judge_has_the_stated_error_rates(tmp_path: Path, action: Action, judged: float) -> None:
+    """The task cannot be done, so only `Fail` is right. The judge finds that out itself: the score is 0."""
+    [impossible, *_] = [task.id for task in load_tasks("desk:pool") if task.evaluator["func"] == "infeasible"]
+    played = trajectory(0, task=impossible)
+    played = replace(played, turns=(replace(played.turns[0], actions=(action,)),), final=screenshot(9))
+
     async def votes() -> list[bool | None]:
-        names = [f"batch-1-0-{number}" for number in range(2000)]
+        names = [f"batch-1-0-{number}" for number in range(500)]
         asked = [
-            Question(instruction="", episode=trajectory(score, name=one), screenshots=2) for one in names
+            Question(instruction="", episode=replace(played, episode_id=one), screenshots=2) for one in names
         ]
         return [(await judge.ask(one, 3))[0].success for one in asked]
 
     with closing(VoteLog(tmp_path)) as log:
         judge = PlantedJudge(ServerConfig(), log)
         found = asyncio.run(votes())
-    assert found.count(True) / len(found) == pytest.approx(judged, abs=0.03)
+    assert found.count(True) / len(found) == pytest.approx(judged, abs=0.05)
 
 
 def test_the_share_of_the_gain() -> None:

@@ -110,6 +110,13 @@ def test_the_length_is_fixed_if_the_learning_rate_decays() -> None:
     assert "train.epochs" in describe_refusals(decaying, load_config(decaying, {"train.epochs": 99}))
 
 
+def test_a_judge_must_stay() -> None:
+    assert not describe_refusals(BASE, load_config(BASE, {"server.model": "other"}))
+    judged = load_config(BASE, {"reward.judge": 0.5, "server.model": "mine"})
+    refused = describe_refusals(judged, load_config(judged, {"server.model": "other"}))
+    assert refused == 'server.model = "mine" (another judge would score the rest of the run (reward.judge))'
+
+
 def test_settings_with_the_same_reason_are_named_together() -> None:
     config = load_config(BASE, {"loss.clip_low": 0.1, "loss.clip_high": 0.4, "optim.lr": 0.5})
     refused = describe_refusals(BASE, config)

@@ -7,7 +7,6 @@ import io
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -45,15 +44,6 @@ class Scripted(DeskEnv):
     @classmethod
     def play(cls, script: Mapping[str, Sequence[float]]) -> None:
         cls.script = {task: list(scores) for task, scores in script.items()}
-
-
-class Unevaluated(Scripted):
-    """Also plays tasks without an evaluator, which Desk itself refuses."""
-
-    async def start(self, task: Task) -> Observation:
-        if not task.has_evaluator:
-            task = replace(task, evaluator=shipped_list("pool")[task.id]["evaluator"])
-        return await super().start(task)
 
 
 class Fragile(Scripted):
@@ -199,7 +189,7 @@ def small_config(folder: Path, train: Sequence[str], *overrides: str, env: str =
 
 
 def without_evaluator(folder: Path, *tasks: str) -> None:
-    """Change the tasks of `small_config`; play them in `Unevaluated`."""
+    """Change the tasks of `small_config`."""
     path = folder / "train-tasks.json"
     entries = json.loads(path.read_text("utf-8"))
     changed = [one | {"evaluator": {"func": "none"}} if one["id"] in tasks else one for one in entries]

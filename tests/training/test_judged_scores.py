@@ -17,7 +17,7 @@ from arpo.storage.run_folder import RunFolderReader
 from arpo.training.trainer import run_training
 from judges import judged_by
 from openai_server import MODEL, Served, refuses
-from verdicts import A, Scripted, small_config, without_evaluator
+from verdicts import A, C, Scripted, select_few, shipped_list, small_config, without_evaluator
 
 VOTES = 3
 
@@ -66,17 +66,25 @@ def test_scores_of_training_episodes_contain_the_verdict(
 def test_the_score_of_a_task_without_an_evaluator_is_the_verdict(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Scripted.play({A: [0.5] * 4})  # of no meaning
+    Scripted.play({A: [1] * 2})  # never asked for
     with judged_by(first_episode) as server:
-        config = config_of(tmp_path, server, 0.25, "--env.name=verdicts:Unevaluated")
+        config = config_of(tmp_path, server, 0.25)
         without_evaluator(tmp_path, A)
         assert run_training(config) == 0
         (group,) = lines(config, "groups.jsonl")
         assert group["rewards"] == [1, 0]
         assert evaluated(config, group) == [None, None]
+        assert all(list(line["sets"]) == ["heldout"] for line in lines(config, "evaluations.jsonl"))
         words = ["judge", config.run.dir, f"--server.endpoints={server.url}", f"--server.model={MODEL}"]
         main(words)
-    assert "left out 4 episodes: their tasks have no evaluator" in capsys.readouterr().out
+    assert "left out 2 episodes: their tasks have no evaluator" in capsys.readouterr().out
+
+
+def test_a_training_task_without_an_evaluator_needs_a_judge(tmp_path: Path) -> None:
+    config = small_config(tmp_path, [A])
+    without_evaluator(tmp_path, A)
+    with pytest.raises(UserError, match=f"1 training task without an evaluator, for example {A}: set reward"):
+        run_training(config)
 
 
 def test_stored_votes_are_used_again_and_compared_with_the_evaluators_own_scores(
@@ -136,6 +144,24 @@ def test_a_judge_that_stops_answering_ends_the_run_before_the_batch_is_trained_o
         assert run_training(config) == 0
         assert len(server.requests) == 6 * VOTES
     assert [group["rewards"] for group in lines(config, "groups.jsonl")] == [[1, 1], [1, 1]]
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_task_that_the_judge_refuses_does_not_end_the_run(tmp_path: Path, staleness: int) -> None:
+    """Its episodes fail. A batch has four episodes, two of each task."""
+
+    def judge(text: str, number: int) -> str | web.Response:
+        return refuses(400, "too long") if number and instruction in text else "SUCCESS"
+
+    Scripted.play({})
+    instruction = shipped_list("pool")[A]["instruction"]
+    with judged_by(judge) as server:
+        tasks = (f"--tasks.train={select_few(tmp_path / 'both.json', 'pool', [A, C])}",)
+        config = config_of(tmp_path, server, 1.0, *tasks, f"--train.max_staleness={staleness}")
+        run_training(config)
+    groups = {group["task"]: group["rewards"] for group in lines(config, "groups.jsonl")}
+    assert groups == {A: [], C: [1, 1]}
+    assert [failure["where"] for failure in lines(config, "failures.jsonl")] == ["judge"] * 2
 
 
 def test_a_judge_that_begins_to_say_yes_is_reported_and_fills_no_replay_buffer(

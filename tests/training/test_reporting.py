@@ -343,6 +343,7 @@ LATE = {
     "place": "my_env.py:30",
     "kind": "EnvTimeout",
 }
+UNJUDGED = {"where": "judge", "message": "no answer: status 503", "kind": "NoVerdict"}
 QUARANTINED = {"where": "start", "message": "quarantined", "kind": "Quarantined"}
 
 
@@ -378,6 +379,15 @@ def test_more_than_half_of_all_episodes(tmp_path: Path) -> None:
         1,
         "most episodes failed because of the environment (3 of 5), most often step: KeyError: 'room' "
         "(my_env.py:14). Correct it (`arpo check-env` helps), then start again in another --run.dir\n",
+    )
+
+
+def test_more_than_half_without_a_verdict(tmp_path: Path) -> None:
+    code, line = report(tmp_path, [UNJUDGED, UNJUDGED, UNJUDGED], [1.0, 0.0])
+    assert (code, line) == (
+        1,
+        "most episodes have no verdict of the judge (3 of 5), most often judge: no answer: status 503. Try "
+        "the judge with `arpo judge`, then start again in another --run.dir\n",
     )
 
 

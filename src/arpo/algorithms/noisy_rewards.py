@@ -88,9 +88,10 @@ class Audit:
         old = sum(recent[:-WINDOW], self.earlier)
         return Audit(batches=self.batches + 1, earlier=old, recent=recent[-WINDOW:])
 
-    @property
-    def total(self) -> Confusion:
-        return sum(self.recent, self.earlier)
+    def noise(self) -> Noise | None:
+        """The error rates of the whole run; after a drift, those of the recent batches."""
+        counted = sum(self.recent, Confusion() if self.drifts() else self.earlier)
+        return counted.noise()
 
     def drifts(self) -> list[str]:
         """The error rates that are higher in the recent batches than before; usually none.

@@ -35,6 +35,7 @@ REASONS = {
     "train.tasks": "the learning rate reaches 0 at the end of the planned length (optim.schedule)",
     "loss": "the objective would change in the middle of the run",
     "reward": "the objective would change in the middle of the run",
+    "server.model": "another judge would score the rest of the run (reward.judge)",
     "replay": "the objective would change in the middle of the run",
     "replay.seeds": "the run has copied its seeds when it started",
     "offline": "the objective would change in the middle of the run",
@@ -87,6 +88,8 @@ def _may_change(key: str, recorded: Config, config: Config) -> bool:
             return after < before
         case OnResume.LENGTH:
             return config.optim.schedule == "constant"
+        case OnResume.UNJUDGED:
+            return not recorded.reward.judge
         case allowed:
             return allowed is not OnResume.FIXED
 

@@ -26,12 +26,14 @@ class OnResume(Enum):
     REMEDY = "may change on resume, as a remedy"
     LOWER = "may be lowered on resume"
     LENGTH = "may change on resume with a constant learning rate"
+    UNJUDGED = "may change on resume without reward.judge"
 
 
 # Of a judge, per episode: in training, and by default in `arpo judge`.
 JUDGE_VOTES, JUDGE_SCREENSHOTS = 3, 6
 
 FREE, REMEDY, LOWER, LENGTH = OnResume.FREE, OnResume.REMEDY, OnResume.LOWER, OnResume.LENGTH
+UNJUDGED = OnResume.UNJUDGED
 
 
 def setting(
@@ -360,7 +362,7 @@ class ServerConfig:
         "means one server per port",
         on_resume=FREE,
     )
-    model: str = setting("ui-tars", "Name of the model on the servers", on_resume=FREE)
+    model: str = setting("ui-tars", "Name of the model on the servers", on_resume=UNJUDGED)
     top_p: float = setting(
         1.0,
         "Nucleus sampling: total probability of the tokens to sample from",

@@ -181,7 +181,7 @@ class _Suite:
                     "current state and not change it",
                     place,
                 )
-            if await env.returns_bool():
+            if task.has_evaluator and await env.returns_bool():
                 raise CheckFailed("evaluate: returned a bool: write `return float(…)`", place, required=False)
 
         await self._play_each(self._tasks, play)

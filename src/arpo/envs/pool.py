@@ -42,7 +42,10 @@ class Quarantined(EnvError):
 
 
 class GuardedEnv:
-    """Wraps an environment: each call returns a valid value within its timeout, or raises EnvError."""
+    """Wraps an environment: each call returns a valid value within its timeout, or raises EnvError.
+
+    The score of a task without an evaluator is 0, whatever the environment would say.
+    """
 
     def __init__(self, env: Env, config: EnvConfig, *, threads: bool = True) -> None:
         self.host = host_of(env)
@@ -50,8 +53,10 @@ class GuardedEnv:
         self._config = config
         self._threads = threads
         self._screen = wire.configured_screen(config)  # None: the size of the first screenshot
+        self._has_evaluator = True
 
     async def start(self, task: Task) -> Observation:
+        self._has_evaluator = task.has_evaluator
         async with self._boundary("start", self._config.start_seconds):
             return await self._checked("start", await require_awaitable(self._env, self._env.start(task)))
 
@@ -62,6 +67,8 @@ class GuardedEnv:
             return result
 
     async def evaluate(self) -> float:
+        if not self._has_evaluator:
+            return 0.0
         async with self._boundary("evaluate", self._config.evaluate_seconds):
             score = await require_awaitable(self._env, self._env.evaluate())
             return require_score(self._env, score)

@@ -15,6 +15,8 @@ from arpo.reporting.display import Display, count_noun, describe_failure
 from arpo.reporting.statistics import change_over_tasks
 from arpo.types import Failure, Group
 
+OF_JUDGE = "judge"  # where: an episode without a verdict (reward.judge)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
@@ -194,7 +196,7 @@ def report_failures(groups: Sequence[Group], display: Display, *, some_tasks: bo
     if tried and not any(group.trajectories for group in groups):
         if failures[0].ended_by(PromptTooLong):
             raise AllFailed(f"all {message}", failures)
-        sources = {"generate": "engine", "agent": "agent program", "judge": "judge"}
+        sources = {"generate": "engine", "agent": "agent program", OF_JUDGE: "judge"}
         source = sources.get(failures[0].where, "environment (`arpo check-env` helps)")
         raise AllFailed(f"all {message}. Fix the {source}, then run the same command again", failures)
     display.note(message)

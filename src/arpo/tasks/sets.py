@@ -117,11 +117,26 @@ def rollouts_of(name: str, settings: EvalConfig) -> int:
 def evaluated(sets: Mapping[str, Sequence[Task]], settings: EvalConfig) -> dict[str, Sequence[Task]]:
     """The sets that an evaluation plays.
 
-    Endless training tasks are no fixed list, so they are left out. So are those with eval.rollouts = 0.
+    Endless training tasks are no fixed list, so they are left out. So are those with eval.rollouts = 0, and
+    tasks without an evaluator.
     """
-    return {
+    listed = {
         name: tasks for name, tasks in sets.items() if rollouts_of(name, settings) and not is_endless(tasks)
     }
+    scored = {name: [task for task in tasks if task.has_evaluator] for name, tasks in listed.items()}
+    return {name: tasks for name, tasks in scored.items() if tasks or not listed[name]}
+
+
+def require_scores(config: Config, sets: Mapping[str, Sequence[Task]]) -> None:
+    """Raise UserError if a training task has no evaluator, and no judge scores its episodes."""
+    train = sets[TRAIN]
+    if config.reward.judge or isinstance(train, FreshTasks):
+        return
+    if without := [task.id for task in train if not task.has_evaluator]:
+        raise UserError(
+            f"{count_noun(len(without), 'training task')} without an evaluator, for example {without[0]}: "
+            "set reward.judge, so that a judge scores their episodes, or add an evaluator"
+        )
 
 
 def playable(

@@ -16,6 +16,7 @@ from arpo.config import Config
 from arpo.config.settings import JUDGE_SCREENSHOTS, JUDGE_VOTES
 from arpo.errors import Outage
 from arpo.evaluation.judge import NO_ANSWER, Judge
+from arpo.evaluation.scoring import OF_JUDGE
 from arpo.prompts.judge_question import Question, decide
 from arpo.reporting.display import Display
 from arpo.storage.judgements import VoteLog
@@ -30,6 +31,8 @@ class JudgedScores:
         self._config, self._folder, self._tasks, self._display = config, folder, tasks, display
         self._weight = config.reward.judge
         self._requests = asyncio.Semaphore(config.env.parallel)
+        self._batch = config.train.tasks_per_batch * config.rollout.group_size
+        self._unanswered = 0  # episodes since the last answer
         self._opened = AsyncExitStack()
 
     async def __aenter__(self) -> JudgedScores:
@@ -54,7 +57,7 @@ class JudgedScores:
 
         The score of a task without an evaluator is the verdict.
 
-        Raises Outage if the judge answers no question about them.
+        Raises Outage if the judge has answered no question about as many episodes in a row as a batch has.
         """
         if not self._weight:
             return list(groups)
@@ -65,8 +68,10 @@ class JudgedScores:
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         outcomes = {name: task.result() for name, task in tasks.items()}
-        silent = [one for one in outcomes.values() if isinstance(one, Failure) and NO_ANSWER in one.message]
-        if silent and len(silent) == len(outcomes):
+        failures = [one for one in outcomes.values() if isinstance(one, Failure)]
+        silent = [one for one in failures if one.message.startswith(NO_ANSWER)]
+        self._unanswered = self._unanswered + len(silent) if len(silent) == len(outcomes) else 0
+        if self._unanswered >= self._batch:
             raise Outage(f"the judge {self._config.server.model} answers no question: {silent[0].message}")
         return [_judged(group, [outcomes[one.episode_id] for one in group.trajectories]) for group in groups]
 
@@ -90,7 +95,7 @@ class JudgedScores:
             episode_id=episode.episode_id,
             task_id=episode.task_id,
             kind="NoVerdict",
-            where="judge",
+            where=OF_JUDGE,
             message=reasons[0],
             attempts=1,
         )

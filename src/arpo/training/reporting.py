@@ -14,7 +14,7 @@ from arpo.config import Config
 from arpo.config.task_set_names import TRAIN, TRAINING_EPISODES
 from arpo.envs.pool import Quarantined
 from arpo.errors import AgentError, EnvTimeout
-from arpo.evaluation.scoring import training_episodes
+from arpo.evaluation.scoring import OF_JUDGE, training_episodes
 from arpo.learner.base import Metrics, TokenStats
 from arpo.plugins import open_plugin, run_callback
 from arpo.reporting.display import Display, count_noun, format_seconds
@@ -300,7 +300,8 @@ def report_failed_episodes(store: RunFolderReader, display: Display) -> int:
     if not failures:
         return 0
     reason = f"most often {_most_frequent(failures)}"
-    of_env = [failure for failure in failures if failure.where not in OF_ENGINE]
+    of_env = [failure for failure in failures if failure.where not in (*OF_ENGINE, OF_JUDGE)]
+    unjudged = [failure for failure in failures if failure.where == OF_JUDGE]
     refused = [failure for failure in failures if _is_refused_score(failure)]
     played = _count_played(store)
     if len(of_env) > played:
@@ -308,6 +309,13 @@ def report_failed_episodes(store: RunFolderReader, display: Display) -> int:
         of_agent = sum(failure.ended_by(AgentError) for failure in of_env)
         cause = "agent program" if 2 * of_agent > len(of_env) else "environment"
         display.note(f"most episodes failed because of the {cause} ({total}), {reason}. {REMEDY}")
+        return 1
+    if len(unjudged) > played:
+        total = f"{len(unjudged)} of {len(unjudged) + played}"
+        display.note(
+            f"most episodes have no verdict of the judge ({total}), most often {_most_frequent(unjudged)}. "
+            "Try the judge with `arpo judge`, then start again in another --run.dir"
+        )
         return 1
     if refused and len(refused) > (scored := _count_scored(store)):
         counts = f"evaluate() failed in {count_noun(len(refused), 'episode')}, {scored} scored above 0"

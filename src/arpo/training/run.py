@@ -33,7 +33,7 @@ from arpo.rollout.player import Player, open_player
 from arpo.serving.memory import run_need
 from arpo.storage.checkpoint import CHECKPOINTS
 from arpo.storage.run_folder import RunFolder
-from arpo.tasks.sets import sets_of_run
+from arpo.tasks.sets import require_scores, sets_of_run
 from arpo.training.checkpoints import Checkpoints, Progress, State, UnfinishedBatch, load_checked
 from arpo.training.evaluation import Evaluations, EvaluationStopped
 from arpo.training.garbage import short_collections
@@ -75,6 +75,8 @@ class Run:
         self.checkpoints = Checkpoints(store, config.store.keep_checkpoints, display)
         resumed = (store.folder / CHECKPOINTS).is_dir()
         self.sets = sets_of_run(config, store.folder, resumed, display)
+        if config.train.method == "online":
+            require_scores(config, self.sets)
         self.asynchronous = config.train.max_staleness > 0
         self.stopping = False
         self.on_stop: Callable[[], None] = lambda: None  # called in the event loop, to end a wait

@@ -137,7 +137,7 @@ class Trainer:
         progress = self.run.progress
         episodes = (one for group in played for one in group.trajectories)
         progress.audit = progress.audit.add(confusion(episodes, weight, threshold))
-        return doubtful(played, progress.audit.total.noise(), threshold)
+        return doubtful(played, progress.audit.noise(), threshold)
 
     async def _samples(self, groups: Sequence[Group]) -> Batch:
         """The samples of the groups, with their advantages, split into updates, and those of the teacher.
@@ -215,21 +215,21 @@ class Trainer:
         if not self.config.reward.judge:
             return {}
         audit, number = self.run.progress.audit, self.run.progress.batch
-        newest, noise = audit.recent[-1], audit.total.noise()
+        newest, noise = audit.recent[-1], audit.noise()
         verdicts = [
             is_judged_success(one, self.config.reward.judge) for group in played for one in group.trajectories
         ]
         metrics = {
             "judge_false_positives": newest.false_positives / (newest.failures or math.nan),
             "judge_false_negatives": newest.false_negatives / (newest.successes or math.nan),
-            "judge_success": noise.success(_mean(verdicts)) if noise else math.nan,
+            "judge_success": noise.success(_mean(verdicts)) if noise and verdicts else math.nan,
         }
         if not (found := audit.drifts()):
             return metrics
         self.run.display.note(
             f"batch {number}: judge and evaluators drift apart: in the last {len(audit.recent)} batches, "
             f"{'; '.join(found)}. The model may have learned to please the judge: read such episodes (arpo "
-            "view), then train again from an earlier checkpoint with another judge or a lower reward.judge"
+            "view), then start a new run with another judge or a lower reward.judge"
         )
         return {**metrics, "judge_alarm": 1.0}
 

@@ -105,3 +105,4 @@ def test_an_error_names_the_task_and_the_place(config, checks, place):
 def test_the_function_of_an_evaluator_is_all_or_any():
     with pytest.raises(UserError, match=r"func must be \"all\".*, not 'exact'"):
         read_task(a_task(OPEN, func="exact"), "")
+    assert read_task(a_task(OPEN, func="none"), "").check == {"all": []}

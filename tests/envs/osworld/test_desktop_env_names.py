@@ -158,6 +158,7 @@ def error_of(*config, evaluator=GOOD, id="t"):
 
 
 def test_valid_tasks_pass():
+    check_task(Task(id="t", instruction="", snapshot="", config=(), evaluator={"func": "none"}), KNOWN)
     step = {"type": "execute", "parameters": {"command": "ls", "stdout": "ls.out"}}
     several = {
         "func": ["exact_match", "exact_match"],

@@ -138,6 +138,7 @@ def test_tasks_that_desktop_env_cannot_run_are_rejected(wrong: Task, message: st
 def test_an_infeasible_task_needs_no_files() -> None:
     infeasible = Task(id="t", instruction="", snapshot="", config=(), evaluator={"func": "infeasible"})
     assert needs(infeasible).files == ()
+    assert needs(replace(infeasible, evaluator={"func": "none"})).files == ()
 
 
 def test_stage_files_copies_the_needed_files(tmp_path: Path) -> None:

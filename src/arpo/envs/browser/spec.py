@@ -81,10 +81,11 @@ def read_task(task: Task, session: str, *, functions: bool = True) -> BrowserTas
     if not any(kind in ("open", "miniwob") for kind, _ in steps):
         raise UserError(f'{place}: config has no step of type "open": which page is shown first?')
     func, checks = task.evaluator.get("func"), task.evaluator.get("checks")
-    if func not in FUNCTIONS:
-        raise UserError(f'{place}: evaluator: func must be "all" or "any", not {func!r}')
-    check = {func: checks}
-    _check_check(check, f"{place}: evaluator")
+    if task.has_evaluator and func not in FUNCTIONS:
+        raise UserError(f'{place}: evaluator: func must be "all", "any" or "none", not {func!r}')
+    check = {func: checks} if task.has_evaluator else {"all": []}
+    if task.has_evaluator:
+        _check_check(check, f"{place}: evaluator")
     filled = _filled(check, session)
     for kind, value in single_checks(filled):
         if kind == "python" and functions:

@@ -189,8 +189,8 @@ def _check_names(task: Task, known: KnownNames) -> None:
         for index, step in enumerate(steps):
             _check_known(step["type"], known.steps, f"{key}[{index}].type", "setup step {}")
     for key, name in _items(evaluator, "func"):
-        if evaluator["func"] == ANSWER:
-            continue  # ARPO compares the answer itself
+        if evaluator["func"] == ANSWER or not task.has_evaluator:
+            continue  # ARPO compares the answer itself, and scores nothing without an evaluator
         _check_known(name, known.metrics, key, "metric {}")
         if name in known.unusable:
             raise UserError(f"{key} = {name!r}: {known.unusable[name]}")

@@ -223,8 +223,9 @@ class DesktopEpisode:
 
 
 def _for_desktop_env(task: Task) -> Task:
-    """desktop-env looks the evaluator up at the start. It does not have "answer", which is checked here."""
-    return replace(task, evaluator={"func": "infeasible"}) if task.evaluator["func"] == ANSWER else task
+    """desktop-env looks the evaluator up at the start. It lacks "answer", checked here, and "none"."""
+    own = task.evaluator["func"] == ANSWER or not task.has_evaluator
+    return replace(task, evaluator={"func": "infeasible"}) if own else task
 
 
 def prevent_rewriting(text: str) -> str:

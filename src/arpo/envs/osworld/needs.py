@@ -189,7 +189,7 @@ def _getters(task: Task) -> Iterator[TaskPart]:
     func = task.evaluator.get("func")
     if not isinstance(func, str | list):
         raise UserError(f"{location}: key 'func' must be a name or a list of names")
-    if func != "infeasible" and not task.evaluator.get("result"):
+    if func != "infeasible" and task.has_evaluator and not task.evaluator.get("result"):
         raise UserError(f"{location}: key 'result' is missing: add the getter to evaluate, {{type, …}}")
     for key in ("result", "expected"):
         value = task.evaluator.get(key) or []

@@ -47,9 +47,11 @@ class Page:
 async def opened(**changes: Any) -> AsyncIterator[tuple[PersonEngine, Page]]:
     engine = PersonEngine(RENDERER, changes.get("dialect", UI_TARS_1_5))
     (note,) = await engine.start()
-    async with aiohttp.ClientSession() as http:
-        yield engine, Page(http, note.removeprefix("play here: "))
-    await engine.close()
+    try:
+        async with aiohttp.ClientSession() as http:
+            yield engine, Page(http, note.removeprefix("play here: "))
+    finally:
+        await engine.close()
 
 
 def run(scenario: Callable[[PersonEngine, Page], Awaitable[None]], **changes: Any) -> None:
@@ -62,7 +64,7 @@ def run(scenario: Callable[[PersonEngine, Page], Awaitable[None]], **changes: An
 
 def ask(engine: PersonEngine, episode: str, seed: int = 1) -> asyncio.Task[Completion]:
     prompt = replace(first_prompt(RENDERER, episode, screenshot(seed)), instruction=f"do {episode}")
-    return asyncio.create_task(engine.generate(prompt, sampling(0)))
+    return asyncio.create_task(engine.generate(prompt, sampling(0, max_tokens=200)))
 
 
 def test_an_episode_stays_on_the_page_until_it_ends() -> None:
@@ -138,6 +140,8 @@ def test_what_cannot_be_an_answer_is_refused_and_the_screen_stays() -> None:
         await page.state()
         assert await page.act(7, CLICK) == (409, "this screen is over")
         assert (await page.act(1))[0] == 400
+        status, error = await page.act(1, CLICK, thought="one two three four five six " * 9)
+        assert (status, "at most 200 are allowed (rollout.max_answer_tokens)" in error) == (400, True)
         assert (await page.act(1, CLICK, thought=3))[0] == 400
         assert await page.act(1, {"do": "Fly"}) == (400, "actions[0]: unknown action 'Fly'")
         assert (await page.act(1, {"do": "Hotkey", "keys": ["no such key"]}))[0] == 400

@@ -175,9 +175,8 @@ def test_steps_of_a_program_that_asks_the_model_belong_to_the_answer(tmp_path):
 
 def test_a_program_that_answers_itself_may_correct_an_answer(tmp_path):
     taught = teach(tmp_path, f"step(answer='nonsense'); step(answer={DONE!r})")
-    assert [turn.completion.text for turn in taught.turns] == ["nonsense", DONE]
-    assert [bool(turn.error) for turn in taught.turns] == [True, False]
-    assert (taught.stop, taught.turns[1].actions) == (StopReason.FINISHED, (Finished(),))
+    assert [turn.completion.text for turn in taught.turns] == [DONE]  # nobody learns the other one
+    assert (taught.stop, taught.turns[0].actions) == (StopReason.FINISHED, (Finished(),))
 
 
 def test_a_program_that_answers_itself_ends_at_the_length_of_the_context(tmp_path):
@@ -399,6 +398,22 @@ def test_the_tokens_of_an_episode_are_limited(tmp_path):
     trajectory = play(tmp_path, program, lambda prompt, sampling: "a b c d e f g h", max_answer_tokens=10)
     assert trajectory.sampled_tokens == 50 and trajectory.stop == StopReason.MAX_STEPS
     assert "all of its 50 tokens" in (tmp_path / "logs" / "batch-1-0-0.log").read_text()
+
+
+def test_the_prompts_of_an_episode_are_limited(tmp_path):
+    """A planner with short answers: each call is a sequence of its own."""
+    program = """
+        for number in range(100):
+            reply = ask(f"call {number}")
+            if "error" in reply:
+                assert reply["error"]["code"] == "context_length_exceeded"
+                sys.exit(reply["error"]["message"])
+    """
+    trajectory = play(tmp_path, program, lambda prompt, sampling: "a", max_context_tokens=120)
+    read = sum(len(turn.context) for turn in trajectory.turns)
+    assert (500 < read <= 600, trajectory.stop) == (True, StopReason.MAX_STEPS)
+    log = (tmp_path / "logs" / "batch-1-0-0.log").read_text()
+    assert "the episode has read all of its 600 tokens (rollout.max_steps x rollout.max_context" in log
 
 
 FAULTS = {

@@ -95,7 +95,7 @@ class _Episode:
         self._shown = 0  # turns already given to `on_turn`
         self._seen: list[Screenshot | None] = []  # the last picture of the call of each turn
         self._current = -1  # index of the turn that the newest answer or step belongs to
-        self._steps = self._sampled = 0
+        self._steps = self._sampled = self._read = 0  # tokens sampled; tokens of prompts that were new
         self._limit: ContextTooLong | None = None  # why the last call was refused
         self._lock = asyncio.Lock()  # an engine answers one call of an episode at a time
         self._ended: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
@@ -173,8 +173,7 @@ class _Episode:
                 instruction=self._instruction,
             )
             try:
-                if left < 1:
-                    raise ContextTooLong("generate", _all_sampled(settings))
+                self._require_tokens(len(call.context.token_ids))
                 with self._measure("engine"), self._progressing():
                     completion = await sample_answer(self._agent, prompt, sampling, settings)
             except ContextTooLong as limit:
@@ -185,16 +184,32 @@ class _Episode:
             for image in call.context.images:
                 self._look(image)
             self._add_turn(self._calls.end(call, completion, self._screenshot), call.prompt.images[-1:])
+            self._read += len(call.context.token_ids)
             self._sampled += max(1, len(completion.token_ids))  # a chat server returns no tokens
             return completion, len(prompt.token_ids)
+
+    def _require_tokens(self, read: int) -> None:
+        """Raise ContextTooLong if the episode has sampled all of its tokens, or has no `read` tokens left."""
+        settings = self._settings
+        for verb, used, setting, each in (
+            ("sampled", self._sampled + 1, "max_answer_tokens", settings.max_answer_tokens),
+            ("read", self._read + read, "max_context_tokens", settings.max_context_tokens),
+        ):
+            if used > (total := settings.max_steps * each):
+                raise ContextTooLong(
+                    "generate",
+                    f"the episode has {verb} all of its {total} tokens (rollout.max_steps x "
+                    f"rollout.{setting}): raise one of them, or call the model less often",
+                )
 
     async def step(self, body: dict[str, Any]) -> dict[str, Any]:
         async with self._lock:
             self._require_running()
             if self._agent.student is not None and not self._model_answered:
                 body = self._written(body)
-                if isinstance(text := body.get("answer"), str):
-                    self._record_own(text, self._agent.student)
+                text = body.get("answer")
+                if isinstance(text, str) and (error := self._record_own(text, self._agent.student)):
+                    return {"finished": False, "error": error}
             self._current = self._turn_of(body)
             actions, error = self._actions(body)
             if error:
@@ -251,19 +266,26 @@ class _Episode:
         except ParseError as fault:
             raise Refused(str(fault)) from fault
 
-    def _record_own(self, text: str, student: Renderer) -> None:
-        """Store an answer that the program gives without the model, as a turn of the built-in loop."""
+    def _record_own(self, text: str, student: Renderer) -> str:
+        """Store an answer that the program gives without the model, as a turn of the built-in loop.
+
+        Returns why it does not parse, or "": nobody should learn such an answer, so it is not stored.
+        """
+        room = self._settings.max_answer_tokens
+        answer = tokenise(text, "stop", student, room)
+        if error := parse_actions(answer, self._agent, self._screenshot, self._settings)[1]:
+            return error
         own = self._own.look(self._screenshot)
-        call, room = self._calls.begin(own.messages()), self._settings.max_answer_tokens
+        call = self._calls.begin(own.messages())
         try:
             require_space(self._agent, len(call.prompt.token_ids), room, self._settings)
         except ContextTooLong as limit:
             self._limit = limit
             raise Refused(limit.message, code="context_length_exceeded") from limit
-        answer = tokenise(text, "stop", student, room)
         self._show_turns()
         self._add_turn(self._calls.end(call, answer, self._screenshot), (self._screenshot,))
         self._own = own.answer(answer)
+        return ""
 
     async def _act(self, actions: tuple[Action, ...]) -> StopReason | None:
         try:
@@ -368,14 +390,6 @@ class _Episode:
             stop=stop,
             instruction="" if self._instruction == self._task.instruction else self._instruction,
         )
-
-
-def _all_sampled(settings: RolloutConfig) -> str:
-    total = settings.max_steps * settings.max_answer_tokens
-    return (
-        f"the episode has sampled all of its {total} tokens (rollout.max_steps x rollout.max_answer_tokens): "
-        "raise one of them, or call the model less often"
-    )
 
 
 @asynccontextmanager

@@ -28,6 +28,7 @@ from aiohttp import web
 from arpo.actions import action_from_json, up_to_terminal
 from arpo.dialects.base import Dialect, ParseError
 from arpo.engines.base import Weights
+from arpo.engines.teacher import tokenise
 from arpo.errors import Discarded, EngineError, UserError
 from arpo.http_server import Connections, bind, connection_limit, listening
 from arpo.prompts.rendering import Renderer
@@ -56,6 +57,7 @@ class _Asked:
     number: int
     step: int
     prompt: Prompt
+    max_tokens: int  # of the answer
     answer: asyncio.Future[str]
 
     @property
@@ -101,6 +103,7 @@ class PersonEngine:
             number=self._asked,
             step=self._steps[episode],
             prompt=prompt,
+            max_tokens=sampling.max_tokens,
             answer=asyncio.get_running_loop().create_future(),
         )
         self._waiting[episode] = asked
@@ -174,12 +177,14 @@ class PersonEngine:
                 self._discarded = True
                 asked.answer.set_exception(Discarded("generate", "the person discarded the episode"))
             else:
-                asked.answer.set_result(self._text(body, asked.screenshot))
-        except ValueError as error:  # also ParseError
-            return _refused(str(error), 400)
+                asked.answer.set_result(self._text(body, asked))
+        except (ValueError, EngineError) as error:  # also ParseError
+            return _refused(error.message if isinstance(error, EngineError) else str(error), 400)
         return web.json_response({})
 
-    def _text(self, body: dict[str, Any], screenshot: Screenshot) -> str:
+    def _text(self, body: dict[str, Any], asked: _Asked) -> str:
+        """The answer in the student's dialect. Raises ValueError or EngineError if it cannot be one."""
+        screenshot = asked.screenshot
         given, thought = body.get("actions"), body.get("thought", "")
         if not isinstance(given, list) or not given or not isinstance(thought, str):
             raise ValueError('"actions" must be a list that is not empty, "thought" a text')
@@ -191,6 +196,12 @@ class PersonEngine:
         read = self._dialect.parse(text)
         if [type(one) for one in read.actions] != [type(one) for one in actions]:
             raise ParseError("this thought cannot be told from an action: write it differently")
+        written = tokenise(text, "stop", self._student, asked.max_tokens)
+        if written.finish == "length":
+            raise ValueError(
+                f"the answer has {len(written.token_ids)} tokens of the student, at most {asked.max_tokens} "
+                "are allowed (rollout.max_answer_tokens): shorten the thought, or type the text in parts"
+            )
         return text
 
 

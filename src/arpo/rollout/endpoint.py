@@ -10,6 +10,7 @@ It listens on loopback only. KEY is random: the program of another episode canno
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import hashlib
@@ -30,6 +31,7 @@ from arpo.png import BadPng, rgb
 from arpo.types import Completion, Message, Screenshot, screen_fault
 
 MAX_BODY = 256 << 20  # bytes: some hundred screenshots
+THREAD_BYTES = 1 << 20
 MODEL = "policy"
 ROLES = ("system", "user", "assistant")
 # Parameters of OpenAI that would change what is sampled. Those of sampling, such as temperature, are ignored.
@@ -87,7 +89,7 @@ async def serving(episode: Served) -> AsyncIterator[str]:
     async def chat(request: web.Request) -> web.Response:
         body = await _read(request)
         pictures.know(episode.screenshot())
-        messages = _messages(body, pictures)
+        messages = await _apart(request, _messages, body, pictures)
         answer, tokens = await episode.answer(messages, _max_tokens(body))
         reply = _reply(body, answer, tokens)
         if body.get("stream"):
@@ -126,7 +128,7 @@ async def _or_refusal(call: Awaitable[web.Response]) -> web.Response:
 
 async def _read(request: web.Request) -> Json:
     try:
-        body = json.loads(await request.read())
+        body = await _apart(request, json.loads, await request.read())
     except web.HTTPRequestEntityTooLarge as error:
         raise Refused(f"the body must have at most {MAX_BODY >> 20} MiB", status=413) from error
     except (ValueError, RecursionError) as error:
@@ -136,6 +138,13 @@ async def _read(request: web.Request) -> Json:
     if text := _damaged_text(body):
         raise Refused(f"the body has half a character (a lone surrogate) in {printable(text[-40:])!r}")
     return body
+
+
+async def _apart(request: web.Request, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function about the body, in a thread if it is large: its pictures would delay all episodes."""
+    if len(await request.read()) > THREAD_BYTES:
+        return await asyncio.to_thread(function, *arguments)
+    return function(*arguments)
 
 
 def _damaged_text(body: Json) -> str:

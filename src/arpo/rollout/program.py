@@ -19,7 +19,6 @@ from typing import Any
 from aiohttp import web
 
 from arpo.actions import Action, Point, action_from_json, resolve_pointer, up_to_terminal
-from arpo.config import RolloutConfig
 from arpo.dialects import pyautogui_code
 from arpo.dialects.base import ParseError, checked_actions
 from arpo.engines.teacher import tokenise

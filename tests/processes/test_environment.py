@@ -1,6 +1,6 @@
 """The allow list of environment variables for processes that handle untrusted data."""
 
-from arpo.processes.environment import clean_environment
+from arpo.processes.environment import clean_environment, without_secrets
 
 HOST = {
     "PATH": "/usr/bin",
@@ -33,3 +33,8 @@ def test_a_caller_can_add_names_and_patterns():
         "AWS_REGION",
         "HF_TOKEN",
     }
+
+
+def test_programs_of_the_user_get_all_but_arpo_s_own_variables():
+    tokens = {"ARPO_HOST_TOKEN": "secret", "ARPO_ENGINE_KEY": "secret"}
+    assert without_secrets({**HOST, **tokens}) == HOST

@@ -39,6 +39,15 @@ def clean_environment(*more: str, environment: Mapping[str, str] = os.environ) -
     }
 
 
+def without_secrets(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """All variables of this process except ARPO's own, such as its tokens: for programs of the user.
+
+    >>> without_secrets({"PATH": "/bin", "HF_TOKEN": "b", "ARPO_HOST_TOKEN": "c"})
+    {'PATH': '/bin', 'HF_TOKEN': 'b'}
+    """
+    return {name: value for name, value in environment.items() if not name.startswith("ARPO_")}
+
+
 def read_secret(variable: str, environ: Mapping[str, str] = os.environ) -> str | None:
     """The secret shared by a server and its callers; None if the variable is not set."""
     secret = environ.get(variable)

@@ -24,6 +24,7 @@ from arpo.dialects.base import ParseError, checked_actions
 from arpo.engines.teacher import tokenise
 from arpo.errors import AgentError, ContextTooLong, EnvError, PromptTooLong, boundary
 from arpo.processes.child import Child, describe_exit
+from arpo.processes.environment import without_secrets
 from arpo.prompts.rendering import Renderer
 from arpo.rollout.agent import (
     AgentProgram,
@@ -419,7 +420,7 @@ async def _running(program: AgentProgram, url: str, episode_id: str) -> AsyncIte
 
 def _environment(url: str) -> dict[str, str]:
     """All variables of the user except secrets of ARPO, and the addresses. No proxy is between them."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith("ARPO_")}
+    own = without_secrets()
     direct = {
         name: ",".join(filter(None, (own.get(name, ""), "127.0.0.1"))) for name in ("NO_PROXY", "no_proxy")
     }

@@ -81,12 +81,13 @@ def test_an_action_without_a_template_does_nothing_and_is_named_once(mapping, ca
     assert caplog.messages == [f"{mapping}: [actions] has no Hover: such actions do nothing"]
 
 
-def test_a_server_gets_the_token_of_its_client(mapping, monkeypatch):
-    monkeypatch.setenv("ARPO_HOST_TOKEN", "0123456789abcdef")
+def test_a_server_gets_its_own_token_and_not_that_of_our_hosts(mapping, monkeypatch):
+    monkeypatch.setenv("ARPO_OPENENV_TOKEN", "0123456789abcdef")
     with scripted(GOOD, token="0123456789abcdef") as (url, _):
         assert played(f"openenv:{url}#{mapping}")[2] == 0.0
-        monkeypatch.delenv("ARPO_HOST_TOKEN")
-        with pytest.raises(UserError, match="/schema: answered with status 401: set ARPO_HOST_TOKEN"):
+        monkeypatch.delenv("ARPO_OPENENV_TOKEN")
+        monkeypatch.setenv("ARPO_HOST_TOKEN", "0123456789abcdef")
+        with pytest.raises(UserError, match="/schema: answered with status 401: set ARPO_OPENENV_TOKEN"):
             played(f"openenv:{url}#{mapping}")
 
 

@@ -7,7 +7,6 @@ such as browsers, end with it.
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from arpo.envs.gymnasium import worker
 from arpo.envs.osworld import messages
 from arpo.errors import EnvError
 from arpo.processes.child import Child
+from arpo.processes.environment import without_secrets
 
 GRACE_SECONDS = 3.0  # for closing the environment
 EXIT_SECONDS = 10.0  # between the end of a worker's connection and its exit code
@@ -31,7 +31,7 @@ class Worker:
         with other:
             self._child = Child(
                 [python, worker.__file__, str(other.fileno())],
-                env={**os.environ, "TMPDIR": temporary},
+                env={**without_secrets(), "TMPDIR": temporary},
                 guarded=True,
                 grace_seconds=GRACE_SECONDS,
                 pass_fds=[other.fileno()],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import urllib.error
 import urllib.request
@@ -17,12 +16,13 @@ import aiohttp
 
 from arpo.config.task_set_names import OPENENV
 from arpo.engines.http_exchange import one_line
-from arpo.envs import wire
 from arpo.envs.openenv.schema import require_schema
 from arpo.errors import EnvError, UserError
 from arpo.processes.backoff import pause_after
+from arpo.processes.environment import read_secret
 from arpo.types import Task
 
+TOKEN_VARIABLE = "ARPO_OPENENV_TOKEN"  # not that of our own hosts: other people run these servers
 RESET = "reset"  # type of the set-up step with the parameters of a reset
 MAX_MESSAGE = 2**27  # bytes: the pixels of a 4K screen as a JSON array have less
 _CALL_SECONDS = 30.0
@@ -36,7 +36,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """`url` without a final slash; `headers` with the token of ARPO_HOST_TOKEN, if it is set."""
+    """`url` without a final slash; `headers` with the token of ARPO_OPENENV_TOKEN, if it is set."""
 
     url: str
     headers: dict[str, str]
@@ -67,7 +67,7 @@ class Server:
             with direct.open(request, timeout=_CALL_SECONDS) as answer:
                 return json.loads(answer.read(MAX_MESSAGE))
         except urllib.error.HTTPError as error:
-            remedy = f"set {wire.TOKEN_VARIABLE}" if error.code in (401, 403) else "not an OpenEnv server"
+            remedy = f"set {TOKEN_VARIABLE}" if error.code in (401, 403) else "not an OpenEnv server"
             if error.code == 501:
                 raise NoTasks(self.url) from error
             raise UserError(f"{self.url}{path}: answered with status {error.code}: {remedy}") from error
@@ -101,7 +101,7 @@ def parse_address(key: str, text: str) -> tuple[Server, str]:
     url, _, rest = text.removeprefix(OPENENV).partition("#")
     if not re.fullmatch(r"https?://[^\s/?]+(/[^\s?]*)?", url):
         raise UserError(f"{key} = {text!r}: must be {OPENENV}http://HOST:PORT#…")
-    token = wire.read_token(os.environ)
+    token = read_secret(TOKEN_VARIABLE)
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     return Server(url=url.rstrip("/"), headers=headers), rest
 

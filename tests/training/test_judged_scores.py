@@ -77,7 +77,9 @@ def test_the_score_of_a_task_without_an_evaluator_is_the_verdict(
         assert all(list(line["sets"]) == ["heldout"] for line in lines(config, "evaluations.jsonl"))
         words = ["judge", config.run.dir, f"--server.endpoints={server.url}", f"--server.model={MODEL}"]
         main(words)
-    assert "left out 2 episodes: their tasks have no evaluator" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "training tasks with an evaluator: 0 of 1. Most batches do not show" in said
+    assert "left out 2 episodes: their tasks have no evaluator" in said
 
 
 def test_a_training_task_without_an_evaluator_needs_a_judge(tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def test_seeds_of_another_text_of_the_task_are_left_out_and_counted(
     taught: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The task file has another instruction for A than when its episodes were collected."""
-    config = seeded(tmp_path, taught, [A, C], "--env.name=desk", "--eval.rollouts=0", "--tasks.heldout=")
+    config = seeded(tmp_path, taught, [A, C], "--eval.rollouts=0", "--tasks.heldout=")
     [tasks] = tmp_path.glob("train-tasks.json")
     a, c = json.loads(tasks.read_text("utf-8"))
     tasks.write_text(json.dumps([{**a, "instruction": "Do nothing"}, c]), "utf-8")

@@ -171,9 +171,23 @@ def sets_of_run(config: Config, folder: Path, resumed: bool, display: Display) -
             "Restore the earlier state (osworld.cache, osworld.network), or choose another --run.dir"
         )
     write_skipped(path, skipped, display)
-    for text in known_families(sets):
+    for text in (*known_families(sets), *audit_notes(config, sets)):
         display.note(text)
     return sets
+
+
+def audit_notes(config: Config, sets: Mapping[str, Sequence[Task]]) -> list[str]:
+    """A note if most batches have no task with an evaluator, which shows the errors of a judge."""
+    train, per_batch = sets[TRAIN], config.train.tasks_per_batch
+    if not config.reward.judge or isinstance(train, FreshTasks):
+        return []
+    audited = sum(task.has_evaluator for task in train)
+    if audited * per_batch >= len(train):
+        return []
+    return [
+        f"training tasks with an evaluator: {audited} of {len(train)}. Most batches do not show how often "
+        "the judge is wrong: give more tasks an evaluator"
+    ]
 
 
 def known_families(sets: Mapping[str, Sequence[Task]]) -> list[str]:

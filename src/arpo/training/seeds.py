@@ -11,23 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import takewhile
 from pathlib import Path
 from random import Random
 
 from arpo.config import Config, RolloutConfig
 from arpo.errors import UserError
 from arpo.reporting.display import Display, count_noun
-from arpo.rollout.agent import Agent
 from arpo.rollout.player import Player
 from arpo.storage.codec import SEED
 from arpo.storage.run_folder import RunFolderReader
 from arpo.tasks.sources import TaskIndex
 from arpo.training.offline import Source, answers_fit, read_source
 from arpo.training.run import Run
-from arpo.types import Screenshot, Trajectory
+from arpo.types import Trajectory
 
-OWN_TEXT = ("desk", "osworld")  # environments whose instruction is always that of the task
 OTHER_PROMPTS = (
     "their prompts or tokens are not those of this run (settings of model, rollout.history, text of the task)"
 )
@@ -52,10 +49,9 @@ def copy_seeds(run: Run, source: Source) -> Iterator[Trajectory]:
     Raises UserError if the prompts of all are others than those of this run.
     """
     config, reader, tasks = run.config, source.reader, TaskIndex(run.sets["train"])
-    exact = config.env.name in OWN_TEXT
     unfit = seeds = seeded = 0
     for task_id, names in source.successes.items():
-        text = tasks[task_id].instruction if exact else None
+        text = tasks[task_id].instruction
         usable = [
             name for name in names if _fits(reader.load_outline(name), text, run.player, config.rollout)
         ]
@@ -104,34 +100,14 @@ def _as_seed(trajectory: Trajectory) -> Trajectory:
     return replace(trajectory, episode_id=f"{SEED}-{trajectory.episode_id}", turns=turns)
 
 
-def _fits(outline: Trajectory, instruction: str | None, player: Player, settings: RolloutConfig) -> bool:
-    """Whether this run would ask the same question in the same tokens. None: any instruction fits.
+def _fits(outline: Trajectory, instruction: str, player: Player, settings: RolloutConfig) -> bool:
+    """Whether this run would ask the same question in the same tokens.
 
-    An agent program writes prompts of its own, which are not compared.
+    `instruction` is that of the task, unless the environment gave its own. An agent program writes prompts of
+    its own, which are not compared.
     """
     agent, first = player.scheduler.agent, outline.turns[0]
-    if agent.program is None and not _asks(agent, first.context, first.screenshot, instruction, settings):
+    asked = agent.begin(outline.instruction or instruction, settings).look(first.screenshot)
+    if agent.program is None and first.context != agent.renderer.render(asked.messages()).token_ids:
         return False
     return answers_fit(outline, player.token_renderer)
-
-
-def _asks(
-    agent: Agent,
-    context: Sequence[int],
-    screenshot: Screenshot,
-    instruction: str | None,
-    settings: RolloutConfig,
-) -> bool:
-    def prompt(text: str) -> tuple[int, ...]:
-        return agent.renderer.render(agent.begin(text, settings).look(screenshot).messages()).token_ids
-
-    if instruction is not None:
-        return context == prompt(instruction)
-    one, other = prompt("click"), prompt("0")
-    start, end = _common(one, other), _common(one[::-1], other[::-1])
-    return context[:start] == one[:start] and context[-end:] == one[-end:]
-
-
-def _common(ones: Sequence[int], others: Sequence[int]) -> int:
-    """Length of the common beginning."""
-    return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(ones, others, strict=False))))

@@ -151,6 +151,7 @@ def test_a_judge_that_says_yes_to_everything_is_found_within_ten_batches() -> No
         assert found
 
 
+@pytest.mark.slow
 def test_constant_errors_give_no_alarm_while_the_success_rate_rises() -> None:
     """100 runs of 100 batches: the stated rate allows one of them to report something."""
     alarms = 0

@@ -64,6 +64,7 @@ def test_the_simulation_repeats_itself() -> None:
     assert simulate(cluster) == simulate(cluster)
 
 
+@pytest.mark.slow
 def test_a_run_with_the_real_clock_takes_at_least_its_service_times() -> None:
     """A second per batch; longer on a busy machine."""
     real = run_real(replace(SMALL, batches=1), speed=25.0)

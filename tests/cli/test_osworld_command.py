@@ -114,6 +114,7 @@ def test_a_wrong_source_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "invalid choice: 'lst'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @needs_upstream
 def test_osworlds_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["osworld", "list", "--tasks", str(VERIFIED), "--osworld.cache", str(tmp_path)]) == 0

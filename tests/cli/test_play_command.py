@@ -57,6 +57,7 @@ def test_it_prints_each_step_and_the_score(words, tmp_path, capsys):
     assert distances.min() < 16  # the mark of the click; its edges are smooth
 
 
+@pytest.mark.slow
 def test_the_viewer_opens_what_save_wrote_and_the_gif_shows_every_step(words, tmp_path, capsys):
     Scripted.play({LONG: [1.0]})
     saved, gif = tmp_path / "steps", tmp_path / "gifs" / "episode.gif"

@@ -8,6 +8,8 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import arpo
 from arpo.cli.commands import COMMANDS
 from arpo.cli.entry_point import parse_command
@@ -63,6 +65,7 @@ def refusal(command: str) -> str:
     return ", ".join(named - {key.name for key in keys()})
 
 
+@pytest.mark.slow
 def test_every_printed_command_is_accepted() -> None:
     printed = commands()
     assert len(printed) > 60

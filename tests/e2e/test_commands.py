@@ -64,6 +64,7 @@ def test_train_writes_all_promised_files(run: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_report_writes_the_same_page_again(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = run / "report.html"
     made_by_train = page.read_text("utf-8")
@@ -173,6 +174,7 @@ def test_screen_writes_a_task_list_for_train(
     assert {task.id for task in load_tasks("kept.json")} <= few.keys()
 
 
+@pytest.mark.slow
 def test_doctor_accepts_the_shipped_parts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

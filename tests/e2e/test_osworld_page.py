@@ -35,7 +35,7 @@ def test_the_example_drives_an_environment(tmp_path):
 
 
 def test_the_sizes_on_the_page_are_those_of_the_model():
-    page = (ROOT / "docs" / "osworld.md").read_text("utf-8")
+    page = " ".join((ROOT / "docs" / "osworld.md").read_text("utf-8").split())
     assert "1920x1080 becomes 1932x1092, and (966, 546) is the centre" in page
     assert "scale(action, (1932, 1092), (1920, 1080))" in page
     assert ChatRenderer(3136, 2116800).model_size(screenshot(0, (1920, 1080))) == (1932, 1092)

@@ -507,6 +507,7 @@ def small_pool(family: str, model: Any, episodes: int, tokens: int) -> InProcess
     return pool_engine(model, RENDERERS[family], slots=episodes, max_tokens=300, gigabytes=gigabytes)
 
 
+@pytest.mark.slow
 @FULL_AND_LINEAR
 def test_more_episodes_than_a_pool_holds_all_get_their_answers(family: str) -> None:
     """Two of five fit at a time. The third turn of an episode may find its cache gone."""

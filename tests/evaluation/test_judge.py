@@ -81,6 +81,7 @@ def test_the_verdicts_are_compared_with_the_scores(run: Path, capsys: pytest.Cap
     assert result["episodes"]["eval0-train-0-0"] == {"verdict": "success", "evaluator": "failure"}
 
 
+@pytest.mark.slow
 def test_each_vote_is_asked_for_once(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with judged_by(greek) as server:
         for options, requests in (

@@ -311,6 +311,7 @@ def test_the_source_is_found_from_the_selections_folder(
     assert [task.id for task in load_tasks("../out/kept.json")] == [A, B]
 
 
+@pytest.mark.slow
 def test_a_shipped_source_keeps_its_name(tmp_path: Path) -> None:
     config = small_config(tmp_path, [A], "--rollout.max_answer_tokens=1")
     Scripted.play({task.id: [1] for task in load_tasks("desk:32")[:3]})

@@ -272,6 +272,7 @@ def test_the_gradient_does_not_depend_on_the_microbatches(
             torch.testing.assert_close(other[name], gradient, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adapters", [False, True])
 def test_each_core_learns_from_its_own_microbatches_with_the_same_bits(
     update: Update, adapters: bool

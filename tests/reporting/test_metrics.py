@@ -12,6 +12,7 @@ from trained import lines, train_to_end
 from verdicts import A, B, Scripted, small_config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_staleness", [0, 1])
 def test_every_metric_of_a_run_is_explained(tmp_path: Path, max_staleness: int) -> None:
     Scripted.play({A: [0, 1, 0] * 4, B: [1, 0, 1] * 4})

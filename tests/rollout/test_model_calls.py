@@ -4,6 +4,8 @@ from dataclasses import replace
 from itertools import chain
 from random import Random
 
+import pytest
+
 from arpo.algorithms.samples import trajectory_samples
 from arpo.rollout.model_calls import ModelCalls
 from arpo.testing import screenshot
@@ -110,6 +112,7 @@ def spelled(text):
     return tuple(chain(*map(RENDERER.encode, text)))
 
 
+@pytest.mark.slow
 def test_a_thousand_calls_without_a_token_mismatch():
     """Three conversations that drop old screenshots. Tokenising an answer again gives other tokens."""
     rng, calls = Random(0), ModelCalls(RENDERER)

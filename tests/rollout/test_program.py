@@ -513,6 +513,7 @@ def play_many(agent, count):
     return group
 
 
+@pytest.mark.slow
 def test_programs_start_one_after_the_other_if_there_is_one_slot(tmp_path):
     """A start takes a second, and may take 2.5."""
     program = """

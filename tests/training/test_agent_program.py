@@ -43,6 +43,7 @@ def gradients(settings):
     return [record["grad_norm"] for record in lines(settings, "metrics.jsonl") if "grad_norm" in record]
 
 
+@pytest.mark.slow
 def test_the_built_in_loop_as_a_program_learns_the_same(tmp_path):
     built_in, own = config(tmp_path / "built-in", program=None), config(tmp_path / "own")
     expected, found = trained(built_in), trained(own)

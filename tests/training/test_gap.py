@@ -55,6 +55,7 @@ def train(config: Config, plant: Plant) -> list[str]:
     return display.texts
 
 
+@pytest.mark.slow
 def test_the_command_of_the_alarm_names_the_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Scripted.play({})
     words = ("--train.epochs=2", "--tasks.heldout=", "--eval.rollouts=0", "--train.engine_kl_alarm=1e-9")

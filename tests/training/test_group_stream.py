@@ -53,6 +53,7 @@ def tasks_of(config: Config, numbers: list[int]) -> Counter[str]:
     return Counter(by_group[number] for number in numbers)
 
 
+@pytest.mark.slow
 def test_every_task_of_every_epoch_is_trained_once(tmp_path: Path) -> None:
     Scripted.play({A: [0, 1] * 9, B: [1, 0] * 9, C: [1, 1] * 9})
     config = small_config(tmp_path, [A, B, C, D], *ASYNC, "--train.epochs=3")

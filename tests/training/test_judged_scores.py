@@ -89,6 +89,7 @@ def test_a_training_task_without_an_evaluator_needs_a_judge(tmp_path: Path) -> N
         run_training(config)
 
 
+@pytest.mark.slow
 def test_stored_votes_are_used_again_and_compared_with_the_evaluators_own_scores(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -166,6 +167,7 @@ def test_a_task_that_the_judge_refuses_does_not_end_the_run(tmp_path: Path, stal
     assert [failure["where"] for failure in lines(config, "failures.jsonl")] == ["judge"] * 2
 
 
+@pytest.mark.slow
 def test_a_judge_that_begins_to_say_yes_is_reported_and_fills_no_replay_buffer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

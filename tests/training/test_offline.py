@@ -228,6 +228,7 @@ def test_an_online_runs_own_episodes_are_a_source_too(tmp_path: Path) -> None:
     assert found.failures == {A: [name for name, score in scores.items() if score == 0]}
 
 
+@pytest.mark.slow
 def test_a_student_learns_from_the_episodes_of_a_teacher(tmp_path: Path) -> None:
     """The server knows only text. Its episodes are stored as if the student had answered."""
 

@@ -118,6 +118,7 @@ def test_a_run_without_environments_ends_and_resumes_where_it_was(
     assert lines(parts, "metrics.jsonl") == metrics_without_outage
 
 
+@pytest.mark.slow
 def test_a_pause_is_reported_and_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Scripted.play({A: [0, 1, 0, 0, 0], B: [1, 1, 1, 0, 0]})
     config, display = outage_config(tmp_path, "--train.epochs=1"), Notes()

@@ -158,6 +158,7 @@ def assert_in_order(config: Config) -> None:
                 end = began + seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_every_episode_and_every_stage_of_a_run_is_timed(tmp_path: Path, staleness: int) -> None:
     """Stopped after one epoch and resumed; evaluations are timed, too."""

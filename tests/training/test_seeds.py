@@ -119,6 +119,7 @@ def test_asynchronous_training_uses_seeds_too(taught: Path, tmp_path: Path) -> N
     assert batches[0]["teacher_loss"] > batches[1]["teacher_loss"] > 0
 
 
+@pytest.mark.slow
 def test_the_teachers_loss_trains_batches_without_signal_and_resumes(taught: Path, tmp_path: Path) -> None:
     """Every episode fails, without replay. Each of the three seeds fits two updates in three."""
     Scripted.play({})

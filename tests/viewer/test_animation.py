@@ -51,6 +51,7 @@ def test_a_large_screen_is_scaled_down_with_its_marks():
     assert (columns.mean(), rows.mean()) == pytest.approx((900, 500), abs=4)
 
 
+@pytest.mark.slow
 def test_a_stored_episode_and_its_end(tmp_path):
     make_run(tmp_path)
     library = Library([tmp_path])

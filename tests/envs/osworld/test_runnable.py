@@ -169,6 +169,7 @@ def fill_cache(cache: Path, tasks: tuple[Task, ...]) -> None:
         put(cache / file.path, "")
 
 
+@pytest.mark.slow
 @needs_upstream
 def test_osworlds_tasks_on_a_light_desktop(tmp_path: Path) -> None:
     """The table in docs/osworld.md."""

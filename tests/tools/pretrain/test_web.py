@@ -7,6 +7,7 @@ import re
 import zipfile
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 
@@ -89,6 +90,7 @@ def test_a_page_whose_click_is_outside_the_screen_is_left_out(tmp_path):
     assert [page["screens"] for page in pages] == [[0, 1], [3, 4]]
 
 
+@pytest.mark.slow
 def test_an_update_lowers_every_loss_of_its_batch():
     lessons = Lessons([PAGE])
     batch = lessons.collate([lessons.demonstration(PAGE)] * 2)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 from arpo.algorithms.rewards import is_example
@@ -66,7 +65,7 @@ def run_collection(config: Config) -> int:
         store.write_recipe(config)
         left = [number for name, number in numbers.items() if name not in ended]
         if left:
-            with closing(open_player(_one_screen(config), teaching=True)) as player:
+            with closing(open_player(config, teaching=True)) as player:
                 run_interruptibly(
                     _collect(player, config, tasks, left, len(numbers), store, display),
                     on_cancel=lambda: note_cancel(display),
@@ -76,12 +75,6 @@ def run_collection(config: Config) -> int:
     finally:
         display.close()
         store.close()
-
-
-def _one_screen(config: Config) -> Config:
-    """A person sees one environment at a time: others would only wait, and their leases end."""
-    parallel = 1 if config.engine.name == "person" else config.env.parallel
-    return replace(config, env=replace(config.env, parallel=parallel))
 
 
 def _episodes_per_batch(config: Config) -> int:

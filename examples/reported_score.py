@@ -28,7 +28,9 @@ class ReportedScore:
 
     async def evaluate(self):
         if self.score is None:
-            raise EnvError("evaluate", "the agent program has reported no score")
+            raise EnvError(
+                "evaluate", "no score was reported: give the program with --agent (docs/inspect.md)"
+            )
         return self.score
 
     async def close(self):

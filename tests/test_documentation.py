@@ -26,7 +26,7 @@ QUICK = [
     words
     for words in ALL_COMMANDS
     if words[0] == "recipes"
-    or (words[0] == "check-env" and "browser" not in words and not re.match("openenv:|.*gym", words[1]))
+    or (words[0] == "check-env" and "browser" not in words and not re.match("openenv:|browsergym", words[1]))
     or (words[0] == "doctor" and "--recipe" in words)
     or any(word.startswith("--help") for word in words)
 ]  # fmt: skip

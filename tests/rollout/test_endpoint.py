@@ -21,6 +21,9 @@ class Episode:
     def task(self):
         return {}
 
+    def refused(self, reason):
+        pass
+
     def screenshot(self):
         return screenshot(0)
 

@@ -242,7 +242,7 @@ def test_a_program_may_bring_its_own_scorer(tmp_path):
     program = f'ask("write a")\nstep(actions=[{answer}])'
     trajectory = play(tmp_path, program, ["a"], ReportedScore())
     assert (trajectory.score, len(trajectory.turns)) == (0.75, 1)
-    with pytest.raises(EnvError, match="reported no score"):
+    with pytest.raises(EnvError, match="no score was reported"):
         play(tmp_path, 'ask("write a")', ["a"], ReportedScore())
 
 
@@ -418,6 +418,10 @@ def test_the_prompts_of_an_episode_are_limited(tmp_path):
 
 FAULTS = {
     "crash": ("ask('x'); print('so far'); raise KeyError('room')", "exit code 1.*KeyError: 'room'"),
+    "refused": (
+        "ask('x'); step(actions=[{'do': 'Klick'}]); sys.exit('Bad Request')",
+        r"exit code 1. Its last refused call: actions\[0\]: unknown action 'Klick'.*Bad Request",
+    ),
     "killed": ("ask('x'); os.kill(os.getpid(), 9)", "killed by SIGKILL"),
     "hang": ("ask('x'); print('I wait'); time.sleep(600)", "no step for 1.5 s.*env.step_seconds.*I wait"),
     "poll": (

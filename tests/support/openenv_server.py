@@ -61,7 +61,7 @@ def buttons(sessions: int = 32) -> Iterator[str]:
     """The URL of a server of `openenv_buttons.py`, in the package's own interpreter."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    program = Path(__file__).with_name("openenv_buttons.py")
+    program = Path(__file__).parents[2] / "examples" / "openenv_buttons.py"
     process = subprocess.Popen([_python(), program, str(port), str(sessions)])
     url = f"http://127.0.0.1:{port}"
     try:

@@ -54,9 +54,12 @@ class Served(Protocol):
     """The episode behind the server. Its calls raise Refused; any other exception ends the episode.
 
     `guarded` runs each call, and raises Refused if the episode has ended.
+    `refused` gets the reason of each refusal: a program may not print it.
     """
 
     def task(self) -> Json: ...
+
+    def refused(self, reason: str) -> None: ...
 
     def screenshot(self) -> Screenshot: ...
 
@@ -99,7 +102,7 @@ async def serving(episode: Served) -> AsyncIterator[str]:
     def route(handler: Callable[[web.Request], Awaitable[web.Response]]) -> Any:
         async def handle(request: web.Request) -> web.Response:
             connections.mark_caller(request)
-            return await _or_refusal(episode.guarded(_or_refusal(handler(request))))
+            return await _or_refusal(episode.guarded(_or_refusal(handler(request), episode)), episode)
 
         return handle
 
@@ -117,11 +120,12 @@ async def serving(episode: Served) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{port}/{key}"
 
 
-async def _or_refusal(call: Awaitable[web.Response]) -> web.Response:
+async def _or_refusal(call: Awaitable[web.Response], episode: Served) -> web.Response:
     """The response of a call. A refusal is one, too."""
     try:
         return await call
     except Refused as refusal:
+        episode.refused(str(refusal))
         error = {"message": str(refusal), "type": "invalid_request_error", "code": refusal.code or None}
         return web.json_response({"error": error}, status=refusal.status)
 

@@ -101,6 +101,7 @@ class _Episode:
         self._ended: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
         self.starting = AsyncExitStack()  # closed at the first call
         self._called = self._working = False  # working: the engine or the environment answers a call
+        self._refusal = ""
         self._progress = asyncio.get_running_loop().time()  # of the last answer or step
         look(first.screenshot)
 
@@ -119,6 +120,9 @@ class _Episode:
             "max_images": settings.max_images,
             "max_answer_tokens": settings.max_answer_tokens,
         }
+
+    def refused(self, reason: str) -> None:
+        self._refusal = f"Its last refused call: {reason}. "
 
     def screenshot(self) -> Screenshot:
         return self._screenshot
@@ -353,7 +357,7 @@ class _Episode:
         async with self._lock:  # a call may have begun before the end
             self._show_turns()
         if not self._turns:
-            raise AgentError("agent", f"the program never asked the model. {_output(child)}")
+            raise AgentError("agent", f"the program never asked the model. {self._refusal}{_output(child)}")
         return stop
 
     def _require_calls(self, child: Child, program: AgentProgram) -> None:
@@ -374,7 +378,8 @@ class _Episode:
                 raise PromptTooLong(self._limit.where, self._limit.message) from self._limit
             return StopReason.MAX_STEPS
         if code:
-            raise AgentError("agent", f"the program ended with {describe_exit(code)}. {_output(child)}")
+            fault = f"the program ended with {describe_exit(code)}. {self._refusal}"
+            raise AgentError("agent", fault + _output(child))
         if self._turns and (last := self._turns[self._current]).error:
             return StopReason.LENGTH if last.completion.finish == "length" else StopReason.PARSE_ERROR
         return StopReason.FINISHED

@@ -117,8 +117,9 @@ def openenv_tasks(source: str) -> list[Task]:
         [str(one.get("name")) for one in splits if isinstance(one, dict)] if isinstance(splits, list) else []
     )
     if split not in known:
+        fault = f"no split {split!r}" if split else "names no split"
         raise UserError(
-            f"{source}: no split {split!r}; write {OPENENV}{server.url}#SPLIT with one of: {', '.join(known)}"
+            f"{source}: {fault}; write {OPENENV}{server.url}#SPLIT with one of: {', '.join(known)}"
         )
     answer = server.call(f"/{names[0]}/tasks", {"split": split})
     specs = answer.get("tasks") if isinstance(answer, dict) else None

@@ -33,4 +33,4 @@ class Maze(gymnasium.Env):
         return screen
 
 
-gymnasium.register("Maze-v0", Maze)
+gymnasium.register("Maze-v0", "my_games:Maze")

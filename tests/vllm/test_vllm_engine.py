@@ -407,9 +407,12 @@ async def refuse_and_load(
 ) -> None:
     """Every bad version is refused, with the name of a tensor. Then the good one is loaded."""
     for weights, name in bad:
-        notes.clear()
-        engine._replicas[0].reported = False
-        await engine.load(weights)
+        for _ in range(3):  # on a busy machine, another try with the version before may be reported first
+            notes.clear()
+            engine._replicas[0].reported = False
+            await engine.load(weights)
+            if name in notes[0]:
+                break
         assert "differ from the learner's" in notes[0] and name in notes[0]
     await engine.load(good)
     assert engine._replicas[0].target is not None

@@ -48,6 +48,7 @@ GOAL_SECONDS = 9.0  # per episode
 STAGES = ("rollout", "learn")
 LIKELY = 22.0  # logit of the next token of the answer; all others are near 0
 PORT = 9000  # of the first server: the default of engine.port
+PAGE_EPISODES = 6  # of the static site
 GIVE_UP = 0.03  # probability of error_env() at each step
 RECIPE = """
 extends = "desk"
@@ -269,13 +270,15 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     started = time.perf_counter()
     subprocess.run([sys.executable, "-m", "arpo", "export", "run", "exported"], cwd=folder, check=True)
     seconds["export"] = time.perf_counter() - started
+    if arguments.page:
+        keep(folder, arguments.page)
     batches = read_lines(folder / "run" / TIMING)
     lines = [line for line in read_lines(folder / "run" / METRICS) if "episodes" in line]
     stages = [{name: value for name, value in batch.items() if name in STAGES} for batch in batches]
     each = [(sum(stage.values()) + rehearsal.save_seconds) / 16 for stage in stages]
     return {
         "benchmark": "rehearsal_7b",
-        **{key: value for key, value in vars(arguments).items() if key not in ("folder", "model")},
+        **{key: value for key, value in vars(arguments).items() if key not in ("folder", "model", "page")},
         "stages": [{name: round(value, 1) for name, value in stage.items()} for stage in stages],
         "save": round(rehearsal.save_seconds, 1),
         "mean_steps": [round(line["steps"], 1) for line in lines],
@@ -289,6 +292,16 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "peak_gibibytes": round(rehearsal.peak, 1),
         "ratio": round(GOAL_SECONDS / each[0], 2),
     }
+
+
+def keep(folder: Path, page: Path) -> None:
+    """Write a static site of the run to `page`, with its metrics and the logs of its servers."""
+    episodes = f"size={PAGE_EPISODES}"
+    words = ["view", "run", "--no-open", "--export", str(page.absolute()), "--episodes", episodes]
+    subprocess.run([sys.executable, "-m", "arpo", *words], cwd=folder, check=True)
+    run = folder / "run"
+    for file in (*run.glob("*.jsonl"), *run.glob("*.json"), *(run / SERVER_LOGS).glob("*.log")):
+        shutil.copy(file, page)
 
 
 def main() -> None:
@@ -309,6 +322,7 @@ def main() -> None:
         type=Path,
         help="for the run; --train all needs 64 GiB, or 110 in the process; default: /tmp",
     )
+    parser.add_argument("--page", type=Path, help="folder for a static site of the run, and for its logs")
     parser.add_argument("--model", type=Path, help="folder of the model, made if it does not exist")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:

@@ -10,13 +10,21 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+from pytest import approx
 
 import arpo
 from arpo.config import Config, ModelConfig
 from arpo.engines.vllm_plugin import register
 from arpo.errors import BadSetting, UserError
 from arpo.models.loading import resolve_model
-from arpo.serving.vllm_server import VllmServer, find_server, find_vllm, link_package, vllm_layers
+from arpo.serving.vllm_server import (
+    VllmServer,
+    find_server,
+    find_vllm,
+    link_package,
+    screenshot_gigabytes,
+    vllm_layers,
+)
 
 
 def server(config=None, *, on_cpu=True, **details):
@@ -68,6 +76,27 @@ def test_the_command_line_of_a_recipe():
 def test_the_context_of_a_server_is_at_most_that_of_the_model():
     config = replace(Config(), rollout=replace(Config().rollout, max_context_tokens=65536))
     assert value(server(config).command("127.0.0.1", 9000), "--max-model-len") == "4096"
+
+
+def test_a_server_keeps_the_screenshots_of_its_episodes():
+    """1,000 screenshots of a million pixels are 6 GB; two servers share them. vLLM's default is 4 GiB."""
+
+    def gigabytes(parallel: int, memory: float, replicas: int = 0) -> float:
+        config = replace(
+            Config(),
+            model=ModelConfig(max_pixels=1_000_000),
+            env=replace(Config().env, parallel=parallel),
+            engine=replace(Config().engine, replicas=replicas),
+            rollout=replace(Config().rollout, max_images=10),
+        )
+        return screenshot_gigabytes(config, memory)
+
+    assert gigabytes(100, memory=1000) == approx(1.25 * 6e9 / 2**30)
+    assert gigabytes(400, memory=1000, replicas=2) == approx(2 * 1.25 * 6e9 / 2**30)
+    assert gigabytes(1, memory=1000) == 4
+    assert gigabytes(4000, memory=100) == 25
+    assert gigabytes(4000, memory=100, replicas=2) == 12.5
+    assert gigabytes(4000, memory=8) == 4
 
 
 def test_random_weights_are_made_by_vllm():

@@ -206,7 +206,8 @@ class VllmClient:
         seconds: float,
     ) -> dict[str, Any]:
         """The response to a prompt. Known images are sent by their hash; after a miss, all in full."""
-        known = {image.sha256 for image in images} & self._known_images
+        names = {image.sha256 for image in images}
+        known = names & self._known_images
         tokens_T = np.fromiter(token_ids, np.int64, len(token_ids))  # asarray takes twice as long
         body = {
             "token_ids": self._one_token_per_image(tokens_T, images),
@@ -216,7 +217,7 @@ class VllmClient:
         }
         status, text = await self._generate(body, images, known, seconds)
         if status != 200 and known:
-            self._known_images.clear()
+            self._known_images -= names
             status, text = await self._generate(body, images, set(), seconds)
         if status != 200:
             detail = f"{self.url}: status {status}: {first_line(text)}"
@@ -225,7 +226,7 @@ class VllmClient:
             raise EngineError("generate", detail, host=self.url)
         if len(self._known_images) > _MAX_KNOWN_IMAGES:
             self._known_images.clear()
-        self._known_images.update(image.sha256 for image in images)
+        self._known_images |= names
         text, same = cut_prompt(text, tokens_T)
         response = self._object(text)
         if not isinstance(read := response.get("prompt_token_ids"), list):

@@ -40,6 +40,9 @@ VENV_PYTHON = ".venv-vllm/bin/python"
 SUPPORTED = "0.32"  # vLLM's routes and the classes that `vllm_extension` uses change between versions
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # accepted by vLLM as maximum
 CPU_CACHE_GIGABYTES = 1
+# Bytes of a processed screenshot per pixel: three colours, and vLLM stores each frame twice.
+SCREENSHOT_BYTES = 6
+SCREENSHOT_GIGABYTES = 4.0  # vLLM's default for all screenshots
 QUERY_SECONDS = 60.0
 INSTALL = "on a machine with a GPU: pip install 'arpo[vllm]'; without one: make vllm, in the project's folder"
 # Prints [version, version of the CPU build, missing library]. vLLM finds out late that one is missing.
@@ -114,6 +117,7 @@ class VllmServer:
             *("--generation-config", "vllm", "--logprobs-mode", "processed_logprobs"),
             *("--limit-mm-per-prompt", json.dumps({"image": config.rollout.max_images, "video": 0})),
             *("--mm-processor-kwargs", json.dumps(images)),  # vLLM's default resizes in another way
+            *("--mm-processor-cache-gb", f"{screenshot_gigabytes(config, _main_memory()):.1f}"),
             "--enable-prefix-caching" if self._caches_prefixes() else "--no-enable-prefix-caching",
             "--enable-scale-out",  # the route for tokens
             *("--worker-extension-cls", EXTENSION, "--middleware", MIDDLEWARE),
@@ -190,6 +194,23 @@ class VllmServer:
         described: dict[str, Any] = json.loads((self.folder / "config.json").read_text("utf-8"))
         text: dict[str, Any] = described.get("text_config", described)
         return text
+
+
+def screenshot_gigabytes(config: Config, memory: float) -> float:
+    """CPU memory (GiB) of a server for processed screenshots: those of its episodes, and a quarter more.
+
+    A request has all screenshots of its episode. With less memory, a server would forget each screenshot
+    before the next request, and process all of them again at every step. All servers together get at most a
+    quarter of `memory` (GiB), which this machine has.
+    """
+    servers = max(1, config.engine.replicas)
+    screenshots = 1.25 * config.env.parallel / servers * config.rollout.max_images
+    needed = screenshots * config.model.max_pixels * SCREENSHOT_BYTES / 2**30
+    return max(SCREENSHOT_GIGABYTES, min(needed, memory / 4 / servers))
+
+
+def _main_memory() -> float:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
 
 
 def find_server(config: Config, *, share: float = 0.0, sleeps: bool = False) -> VllmServer:

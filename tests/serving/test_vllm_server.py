@@ -64,6 +64,12 @@ def test_the_command_line_of_a_recipe():
     assert json.loads(value(command, "--limit-mm-per-prompt")) == {"image": 3, "video": 0}
     processor = {"use_fast": False, "min_pixels": 3136, "max_pixels": 50176}
     assert json.loads(value(command, "--mm-processor-kwargs")) == processor
+    limits = json.loads(value(command, "--media-io-kwargs"))["image"]["arpo_limits"]
+    assert {name: limits[name] for name in ("patch_size", "min_pixels", "max_pixels")} == {
+        "patch_size": 14,
+        "min_pixels": 3136,
+        "max_pixels": 50176,
+    }
     assert value(command, "--logprobs-mode") == "processed_logprobs"
     assert value(command, "--generation-config") == "vllm"
     assert value(command, "--load-format") == "safetensors"

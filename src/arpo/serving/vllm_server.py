@@ -16,7 +16,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -40,7 +40,7 @@ VENV_PYTHON = ".venv-vllm/bin/python"
 SUPPORTED = "0.32"  # vLLM's routes and the classes that `vllm_extension` uses change between versions
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # accepted by vLLM as maximum
 CPU_CACHE_GIGABYTES = 1
-# Bytes of a processed screenshot per pixel: three colours, and vLLM stores each frame twice.
+# Bytes of a processed screenshot per pixel, with our plug-in: three colours, and each frame is stored twice.
 SCREENSHOT_BYTES = 6
 SCREENSHOT_GIGABYTES = 4.0  # vLLM's default for all screenshots
 QUERY_SECONDS = 60.0
@@ -117,6 +117,7 @@ class VllmServer:
             *("--generation-config", "vllm", "--logprobs-mode", "processed_logprobs"),
             *("--limit-mm-per-prompt", json.dumps({"image": config.rollout.max_images, "video": 0})),
             *("--mm-processor-kwargs", json.dumps(images)),  # vLLM's default resizes in another way
+            *("--media-io-kwargs", json.dumps({"image": self._image_limits()})),  # for our plug-in
             *("--mm-processor-cache-gb", f"{screenshot_gigabytes(config, _main_memory()):.1f}"),
             "--enable-prefix-caching" if self._caches_prefixes() else "--no-enable-prefix-caching",
             "--enable-scale-out",  # the route for tokens
@@ -188,6 +189,13 @@ class VllmServer:
         """rollout.max_context_tokens, or the context length of the model if it is shorter."""
         positions = self._text().get("max_position_embeddings")
         return min(filter(None, (self.config.rollout.max_context_tokens, positions)))
+
+    def _image_limits(self) -> dict[str, Any]:
+        from arpo.engines.vllm_plugin import LIMITS
+        from arpo.prompts.vision import ImageSettings
+
+        model = self.config.model
+        return {LIMITS: asdict(ImageSettings.from_folder(self.folder, model.min_pixels, model.max_pixels))}
 
     def _text(self) -> dict[str, Any]:
         """The language model in config.json."""

@@ -1,0 +1,1 @@
+window.ARPO_EXPORT = {};

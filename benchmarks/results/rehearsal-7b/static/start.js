@@ -1,0 +1,2 @@
+"use strict";
+arpo.app.start();

@@ -94,7 +94,6 @@ class ModelConfig:
         "merger layers)",
     )
     lora_rank: int = setting(32, "Rank of the LoRA adapters", low=1, high=4096)
-    lora_alpha: float = setting(64.0, "Scale of the LoRA adapters: lora_alpha / lora_rank", above=0)
     prompt: str = setting(
         "auto",
         'Prompt template: "desk", a text file, package.module:ATTRIBUTE, or auto (the published text of the '
@@ -193,11 +192,6 @@ class EnvConfig:
         "Timeout (seconds) of a pause while no environment, or no vLLM server, works",
         low=0,
         high=LARGEST,
-        on_resume=FREE,
-    )
-    listen: str = setting(
-        "127.0.0.1:8700",
-        "Address (HOST:PORT) of `arpo env-host`; beyond this machine it requires a token",
         on_resume=FREE,
     )
 
@@ -377,7 +371,6 @@ class ServerConfig:
         high=2,
         on_resume=FREE,
     )
-    stop: str = setting("", "Stop text at which an answer ends; empty: none", on_resume=FREE)
     special_tokens: bool = setting(
         True,
         "Special tokens such as <|box_start|> in the answers; false for servers that reject the option",
@@ -410,9 +403,6 @@ class ClusterConfig:
     )
     replica_nodes: str = setting(
         "", "Custom resource of the nodes for vLLM servers; empty: all nodes", on_resume=FREE
-    )
-    rank_nodes: str = setting(
-        "", "Custom resource of the nodes for learner ranks; empty: all nodes", on_resume=FREE
     )
     wait_seconds: float = setting(
         60.0,
@@ -553,7 +543,6 @@ class OfflineConfig:
     source: str = setting("", "Folder with stored episodes, of `arpo collect` or of a run", on_resume=FREE)
     passes: int = setting(4, "Epochs over the offline data", low=1, high=100_000, on_resume=LENGTH)
     batch: int = setting(64, "Trajectories per update; DPO: batch / 2 pairs", low=2, high=1_000_000)
-    beta: float = setting(0.1, "DPO and KTO: strength of the constraint to the base model", above=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -594,32 +583,6 @@ class EvalConfig:
         4, "Episodes per training task; 0: training tasks are not evaluated", low=0, high=10_000
     )
     heldout_rollouts: int = setting(1, "Episodes per held-out task", low=1, high=10_000)
-    tasks: str = setting(
-        "evaluation_examples/test_all.json",
-        "Tasks of `arpo eval osworld`; values as in tasks.train",
-        on_resume=FREE,
-    )
-    results: str = setting(
-        "results", "Output directory of `arpo eval osworld`, in OSWorld's layout", on_resume=FREE
-    )
-    trials: str = setting(
-        "0",
-        "Names of the trials of `arpo eval osworld`, separated by commas; each plays every task once",
-        on_resume=FREE,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScreenConfig:
-    """Task screening: `arpo screen`."""
-
-    rollouts: int = setting(
-        16, "Episodes per task; tasks with a success are kept", low=1, high=10_000, on_resume=FREE
-    )
-    drop_always: bool = setting(False, "Removal of tasks that succeed in every episode", on_resume=FREE)
-    count: int = setting(
-        0, "Number of tasks to keep, those nearest to 50% success; 0: no selection", low=0, on_resume=FREE
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

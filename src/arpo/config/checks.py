@@ -29,8 +29,7 @@ def check_ranges(section: str, settings: Any) -> None:
         if isinstance(value, float) and not math.isfinite(value):
             raise BadSetting(key, f"is {value}, must be a finite number")
         bounds = dict(entry.metadata["bounds"])
-        if isinstance(value, int) and bounds["<="] is None:
-            bounds["<="] = LARGEST
+        bounds["<="] = LARGEST if bounds["<="] is None else bounds["<="]
         for relation, bound in bounds.items():
             if bound is not None and not _holds(value, relation, bound):
                 raise BadSetting(key, f"is {shorten(value)}, must be {relation} {bound}")

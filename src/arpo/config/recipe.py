@@ -236,7 +236,7 @@ def describe(only: str = "") -> str:
         raise UserError(f"--help-keys {shorten(only)}: unknown section{nearest(only, list(sections))}")
     lines = [
         "Every config key with its default value, type and range, and whether it may change on resume.",
-        f"An integer without an upper limit is at most {LARGEST:,}.",
+        f"A number without an upper limit is at most {LARGEST:,}.",
         "In a recipe (TOML), write `key = value` under [section]; on the command line, --section.key VALUE.",
     ]
     section = ""

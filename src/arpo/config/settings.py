@@ -48,7 +48,7 @@ def setting(
 ) -> Any:
     """A config key. Range: low <= value, above < value, value <= high, value < below.
 
-    An integer without an upper limit is at most LARGEST. Numbers of threads, environments or episodes have a
+    A number without an upper limit is at most LARGEST. Numbers of threads, environments or episodes have a
     smaller limit. A key that stays FIXED needs a reason in `config/changes.py`.
     """
     bounds = {">=": low, ">": above, "<=": high, "<": below}
@@ -164,13 +164,11 @@ class EnvConfig:
     height: int = setting(168, "Screen height (pixels) of desk and osworld", low=28, high=MAX_SCREEN_SIDE)
     parallel: int = setting(32, "Number of parallel environments", low=1, high=4096, on_resume=FREE)
     start_seconds: float = setting(
-        60.0, "Timeout (seconds) for starting an environment", above=0, high=LARGEST, on_resume=REMEDY
+        60.0, "Timeout (seconds) for starting an environment", above=0, on_resume=REMEDY
     )
-    step_seconds: float = setting(
-        60.0, "Timeout (seconds) for one step", above=0, high=LARGEST, on_resume=REMEDY
-    )
+    step_seconds: float = setting(60.0, "Timeout (seconds) for one step", above=0, on_resume=REMEDY)
     evaluate_seconds: float = setting(
-        60.0, "Timeout (seconds) for scoring the final state", above=0, high=LARGEST, on_resume=REMEDY
+        60.0, "Timeout (seconds) for scoring the final state", above=0, on_resume=REMEDY
     )
     attempts: int = setting(
         3, "Attempts per episode, each in a new environment", low=1, high=1000, on_resume=REMEDY
@@ -191,7 +189,6 @@ class EnvConfig:
         3600.0,
         "Timeout (seconds) of a pause while no environment, or no vLLM server, works",
         low=0,
-        high=LARGEST,
         on_resume=FREE,
     )
 
@@ -216,7 +213,7 @@ class OSWorldConfig:
         "off", 'Network access of the desktops: "off", "on", or a file with the ids of tasks with access'
     )
     pause: float = setting(
-        2.0, "Pause (seconds) between an action and its screenshot, on virtual machines", low=0, high=LARGEST
+        2.0, "Pause (seconds) between an action and its screenshot, on virtual machines", low=0
     )
     memory_megabytes: int = setting(
         4096, "Memory (MiB) of one local desktop, its disk space included", low=512, on_resume=REMEDY
@@ -274,7 +271,6 @@ class EngineConfig:
         "Memory (GiB) for the keys and values of running episodes; 0: the free memory of the GPU (vLLM on a "
         "CPU: 1)",
         low=0,
-        high=LARGEST,
         on_resume=FREE,
     )
     replicas: int = setting(
@@ -409,7 +405,6 @@ class ClusterConfig:
         "Timeout (seconds) of the wait for free resources at the start; longer if the cluster adds nodes on "
         "demand",
         low=0,
-        high=LARGEST,
         on_resume=FREE,
     )
 

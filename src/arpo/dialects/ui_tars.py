@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import arpo.actions as act
 from arpo.actions import Action, Direction, Point, render
@@ -300,13 +301,6 @@ UI_TARS_1_5 = Dialect(
     examples=_EXAMPLES,
     prompt="desk",
 )
-UI_TARS = Dialect(
-    name="ui_tars",
-    names=r"ui-?tars",
-    types=("qwen2_vl",),
-    coordinates=THOUSANDTHS,
-    parse=parse,
-    write=render,
-    examples=_EXAMPLES,
-    prompt="desk",
+UI_TARS = replace(
+    UI_TARS_1_5, name="ui_tars", names=r"ui-?tars", types=("qwen2_vl",), coordinates=THOUSANDTHS
 )

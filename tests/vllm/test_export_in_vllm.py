@@ -220,7 +220,7 @@ def fresh_run(folder: Path, family: str) -> Path:
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if name.endswith(".lora.b"):
-                weight.normal_(std=0.1, generator=generator)
+                weight.normal_(std=0.01, generator=generator)
     learner = LocalLearner(model, load_renderer(config.model), config)
     save(folder / CHECKPOINTS, 3, lambda path: learner.save(path / LEARNER), keep=1)
     return folder

@@ -538,7 +538,7 @@ def claims_of_task_pool() -> Iterator[str]:
     for name in ("128", "32"):
         found = [one["successes"] for one in lists[name]["tasks"].values()]
         ranges.append(f"{number(min(found))} to {number(max(found))}")
-    yield f"(`--screen.count`): {ranges[0]} and {ranges[1]} successes of 16"
+    yield f"(`--count`): {ranges[0]} and {ranges[1]} successes of 16"
     by_count = [pool - len(screened), *(screened.count(successes) for successes in range(1, 17))]
     yield f"from 0 to 16: {', '.join(number(count) for count in by_count)}."
     card = (folder / "base_model" / "weights" / "README.md").read_text("utf-8")

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 from arpo.actions import TERMINAL, render
-from arpo.envs.desk.env import act, set_up
+from arpo.envs.desk.env import perform, set_up
 from arpo.envs.desk.goals import from_json, next_step
 from arpo.tasks.lists import load_tasks
 from arpo.types import Task
@@ -29,7 +29,7 @@ def answers(task: Task) -> Iterator[str]:
     while not ended:
         step = next_step(desktop, goals)
         yield render([step.action], step.thought)
-        act(desktop, step.action)
+        perform(desktop, step.action)
         ended = isinstance(step.action, TERMINAL)
 
 

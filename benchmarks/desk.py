@@ -18,7 +18,7 @@ from PIL import Image
 
 from arpo.actions import TERMINAL, Action, scale
 from arpo.envs.desk.canvas import LAYOUT_HEIGHT, LAYOUT_WIDTH, PALETTE
-from arpo.envs.desk.env import DeskEnv, act, set_up
+from arpo.envs.desk.env import DeskEnv, perform, set_up
 from arpo.envs.desk.goals import FAMILIES, from_json, next_step
 from arpo.envs.desk.random_tasks import random_task, rng_for
 from arpo.types import Observation, Screenshot, Task
@@ -44,7 +44,7 @@ def solved(task: Task, size: tuple[int, int]) -> Episode:
     while len(actions) < LONGEST:
         action = next_step(desktop, goals).action
         actions.append(scale(action, (LAYOUT_WIDTH, LAYOUT_HEIGHT), size))
-        act(desktop, action)
+        perform(desktop, action)
         if isinstance(action, TERMINAL):
             break
     return task, actions

@@ -38,7 +38,7 @@ from arpo.learner.local import LocalLearner
 from arpo.models.forward import TokenRow
 from arpo.models.known_models import known_model
 from arpo.models.loading import load_model, load_renderer, resolve_model
-from arpo.models.lora import ADAPTED_LAYERS
+from arpo.models.lora import ADAPTED_LAYERS, ALPHA
 from arpo.models.memory_plan import GIB, ModelDimensions, measure_dimensions
 from arpo.models.trainable import FEATURES_MEGABYTES, set_trainable
 from arpo.prompts import vision
@@ -224,7 +224,7 @@ def set_trainable_plain(model: Any, settings: ModelConfig) -> None:
         linear = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
         adapters = peft.LoraConfig(
             r=settings.lora_rank,
-            lora_alpha=settings.lora_alpha,
+            lora_alpha=ALPHA,
             target_modules=[name for name in linear if ADAPTED_LAYERS.search(f".{name}.")],
         )
         peft.get_peft_model(model, adapters)  # changes the model in place and returns a wrapper

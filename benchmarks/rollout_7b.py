@@ -186,9 +186,9 @@ def arithmetic(
     return language + images * vision
 
 
-def model_settings(folder: Path, device: str) -> ModelConfig:
+def model_settings(folder: Path) -> ModelConfig:
     return ModelConfig(
-        path=str(folder), weights="random", dtype="bfloat16", device=device,
+        path=str(folder), weights="random", dtype="bfloat16", device="cuda",
         min_pixels=IMAGE_SETTINGS.min_pixels, max_pixels=IMAGE_SETTINGS.max_pixels,
     )  # fmt: skip
 
@@ -289,7 +289,7 @@ async def reset_caches(url: str, key: str) -> None:
 
 
 def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    settings = model_settings(folder, "cuda")
+    settings = model_settings(folder)
     renderer = load_renderer(settings)
     work = Work(arguments, renderer, SIZE)
     result: dict[str, Any] = {"benchmark": "rollout_7b", **arguments_of(arguments)}

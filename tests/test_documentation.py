@@ -19,7 +19,7 @@ from documentation import PAGES, ROOT, named_commands, read_page, shown_commands
 
 NAMES = {key.name for key in keys()}
 SECTIONS = {name.partition(".")[0] for name in NAMES}
-FLAGS_OF_HOSTS = {"env": "env.name", "slots": "env.parallel", "listen": "env.listen"}
+FLAGS_OF_HOSTS = {"env": "env.name", "slots": "env.parallel"}
 ALL_COMMANDS = sorted({tuple(words) for page in PAGES for words in shown_commands(page)})
 # Commands that need no model, desktop, browser, network or server: they are run. Others are only checked.
 QUICK = [

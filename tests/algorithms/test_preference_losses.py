@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from arpo.algorithms.microbatches import split_microbatches
 from arpo.algorithms.preference_losses import KTOWeights, dpo, kto, mismatched, pairs, rft, samples_for
-from arpo.config import Config, OfflineConfig, OptimConfig, RolloutConfig, TrainConfig
+from arpo.config import Config, OptimConfig, RolloutConfig, TrainConfig
 from arpo.learner.local import LocalLearner
-from arpo.training.offline_methods import DPO, KTO, OfflineMethod, open_method
+from arpo.training.offline_methods import BETA, DPO, KTO, OfflineMethod, open_method
 from arpo.types import Message, Screenshot, Trajectory
 from tiny_vlm import screenshot, stock_inputs, tiny_model, tiny_renderer
 from trajectories import trajectory, turn
@@ -164,7 +164,6 @@ def of_teacher(one: Trajectory) -> Trajectory:
 def recipe(method: str) -> Config:
     return Config(
         train=TrainConfig(method=method),  # type: ignore[arg-type]
-        offline=OfflineConfig(beta=0.3),
         rollout=RolloutConfig(temperature=0.8),
         optim=OptimConfig(
             lr=1e-3, warmup_updates=0, weight_decay=0.0, grad_norm=1e9, tokens_per_microbatch=60
@@ -197,7 +196,7 @@ def plain_logps(model: nn.Module, one: Trajectory, temperature: float) -> Tensor
 
 def plain_loss(config: Config, policy: nn.Module, base: nn.Module) -> Tensor:
     """The published losses as they stand."""
-    settings, temperature, given = config.offline, config.rollout.temperature, stored()
+    temperature, given = config.rollout.temperature, stored()
 
     def delta(one: Trajectory) -> Tensor:
         with torch.no_grad():
@@ -209,13 +208,13 @@ def plain_loss(config: Config, policy: nn.Module, base: nn.Module) -> Tensor:
         return -torch.stack([plain_logps(policy, one, temperature).mean() for one in successes]).mean()
     if config.train.method == "dpo":
         margins = [delta(given[0]) - delta(given[1]), delta(given[2]) - delta(given[3])]
-        return -nn.functional.logsigmoid(settings.beta * torch.stack(margins)).mean()
+        return -nn.functional.logsigmoid(BETA * torch.stack(margins)).mean()
     with torch.no_grad():
         z0 = torch.stack([delta(one) for one in mismatched(given, Random(2))]).mean().clamp(min=0)
     terms = []
     for one in given:
         weight, sign = (WEIGHTS.desirable, 1) if one.score == 1.0 else (WEIGHTS.undesirable, -1)
-        terms.append(weight - weight * torch.sigmoid(settings.beta * sign * (delta(one) - z0)))
+        terms.append(weight - weight * torch.sigmoid(BETA * sign * (delta(one) - z0)))
     return torch.stack(terms).mean()
 
 
@@ -227,9 +226,9 @@ def test_the_learner_descends_the_very_loss(method: str, tmp_path: Path) -> None
         given = [of_teacher(one) for one in given]
     ours = learner(config)
     methods: dict[str, OfflineMethod] = {
-        **{name: open_method(name, config.offline.beta, 2, 0) for name in ("rft", "sft")},
-        "dpo": DPO(beta=config.offline.beta),
-        "kto": KTO(beta=config.offline.beta, weights=WEIGHTS),
+        **{name: open_method(name, 2, 0) for name in ("rft", "sft")},
+        "dpo": DPO(),
+        "kto": KTO(weights=WEIGHTS),
     }
     chosen = methods[method]
     result = chosen.loss(ours, given, [one.score == 1.0 for one in given], Random(2))

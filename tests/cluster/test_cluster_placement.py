@@ -39,7 +39,7 @@ def test_servers_and_ranks_need_a_gpu_each_if_the_cluster_has_gpus():
     assert replica_role(config.cluster, config.engine, on_gpus=True).each == {"CPU": 1.0, "GPU": 1.0}
     assert replica_role(config.cluster, config.engine, on_gpus=False).each == {"CPU": 1.0}
     assert replica_role(config.cluster, config.engine, on_gpus=False).count == 3
-    ranks = rank_role(config.cluster, 7, on_gpus=True)
+    ranks = rank_role(7, on_gpus=True)
     assert ranks.each == {"CPU": 1.0, "GPU": 1.0} and ranks.count == 7 and ranks.strategy == "PACK"
 
 
@@ -114,7 +114,7 @@ def test_an_interrupted_wait_leaves_no_reserved_places(monkeypatch):
 
 def test_places_of_ranks_are_free_if_the_learner_was_never_made(monkeypatch):
     places = Places(monkeypatch, lambda seconds: True)
-    ranks = RayRanks(rank_role(load_config("desk").cluster, 3, on_gpus=False), "10.0.0.1", "run", 60.0)
+    ranks = RayRanks(rank_role(3, on_gpus=False), "10.0.0.1", "run", 60.0)
     assert len(places.groups) == 1
     del ranks
     assert places.groups == []

@@ -16,6 +16,7 @@ from arpo.config.recipe import (
     find_program,
     keys,
     load_config,
+    load_recorded_model,
     parse_recorded,
     shipped_recipes,
     to_toml,
@@ -102,7 +103,6 @@ def test_the_published_optimiser_and_intervals():
     assert (subset.eval.every, subset.store.checkpoint_every) == (16, 16)
     updates = subset.train.epochs * 32 // subset.train.tasks_per_update
     assert subset.optim.warmup_updates == 0.05 * updates
-    assert subset.screen.count == 32
 
 
 @pytest.mark.parametrize("name", ["osworld_full", "osworld_node", "osworld_subset32", "osworld_eval"])
@@ -126,13 +126,12 @@ def test_the_command_in_the_header_of_subset32_makes_its_task_list():
     text = (files("arpo") / "recipes" / "osworld_subset32.toml").read_text("utf-8")
     (command,) = re.findall(r"^# +arpo screen osworld_subset32 (.*)$", text, re.MULTILINE)
     config = load_config("osworld_subset32")
-    assert command == f"--tasks osworld:published_128 --out {config.tasks.train}"
-    assert (config.screen.count, config.screen.rollouts) == (32, 16)
+    assert command == f"--tasks osworld:published_128 --count 32 --out {config.tasks.train}"
     assert config.tasks.examples == "evaluation_examples/examples"
     page = (PROJECT / "docs" / "first-real-run.md").read_text("utf-8")
     (shown,) = re.findall(r"arpo screen osworld_subset32 (?:.|\n)*?--out (\S+)", page)
     assert shown == config.tasks.train
-    assert "screen.drop_always" not in page
+    assert "--drop-always" not in page
 
 
 def test_hostile_text_round_trips(tmp_path):
@@ -500,3 +499,35 @@ def test_the_recipe_of_an_earlier_version_keeps_what_this_version_knows():
     assert (config.loss.kl, config.train.curriculum) == (0.5, "none")
     with pytest.raises(UserError, match=r"loss\.clip_low"):
         parse_recorded("[loss]\nclip_low = 7.0")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            "[screen]\ncount = 32\n",
+            "screen.count: is an option now: remove it, and use --count of arpo screen",
+        ),
+        ("[model]\nlora_alpha = 64.0\n", "model.lora_alpha: is always 64.0 now: remove it"),
+    ],
+)
+def test_a_removed_key_says_what_to_do_instead(tmp_path, text, reason):
+    path = recipe(tmp_path, text)
+    assert refusal(path) == f"{path}: {reason}"
+    name = reason.partition(":")[0]
+    assert refusal(None, f"--{name}", "1") == f"command line: {reason}"
+
+
+def test_a_recorded_key_that_was_removed_counts_only_if_its_meaning_changed():
+    text = "[screen]\ncount = 32\n[offline]\nbeta = 0.1\n[model]\nlora_alpha = 8.0\n"
+    assert parse_recorded(text) == (Config(), ["model.lora_alpha"])
+
+
+def test_the_adapters_of_a_run_with_another_scale_are_refused(tmp_path):
+    for train in ("all", "lora"):
+        path = recipe(tmp_path, f'[model]\ntrain = "{train}"\nlora_alpha = 8.0\n')
+        if train == "all":
+            assert load_recorded_model(path) == Config()
+        else:
+            with pytest.raises(UserError, match=r"model\.lora_alpha: is always 64\.0 now: .* another scale"):
+                load_recorded_model(path)

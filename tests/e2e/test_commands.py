@@ -165,7 +165,7 @@ def test_screen_writes_a_task_list_for_train(
     few = {task: {"successes": 0, "rollouts": 0} for task in ("pool-001", "pool-010", "pool-002")}
     (tmp_path / "few.json").write_text(json.dumps({"source": "desk:pool", "tasks": few}), "utf-8")
     monkeypatch.chdir(tmp_path)
-    words = ["--rollout.max_steps", "2", "--run.threads", "1", "--screen.rollouts", "8"]
+    words = ["--rollout.max_steps", "2", "--run.threads", "1", "--rollouts", "8"]
     assert main(["screen", "--tasks", "few.json", "--out", "kept.json", *words]) == 0
     assert capsys.readouterr().out.endswith("written to kept.json\n")
     kept = json.loads(Path("kept.json").read_text("utf-8"))

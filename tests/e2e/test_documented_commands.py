@@ -28,7 +28,6 @@ TINY = {
     "eval.rollouts": "1",
     "eval.heldout_rollouts": "1",
     "eval.every": "0",
-    "screen.rollouts": "1",
     "store.tensorboard": "false",
 }
 PLAYING = ("train", "collect", "eval", "screen", "play")
@@ -87,7 +86,8 @@ def tiny_settings(words: list[str]) -> list[str]:
     left_out = {word.partition("=")[0].removeprefix("--") for word in given}
     if own_tasks:
         left_out |= {"tasks.train", "tasks.heldout"}
-    return [f"--{key}={value}" for key, value in changes.items() if key not in left_out]
+    screening = ["--rollouts", "1"] if words[0] == "screen" else []
+    return screening + [f"--{key}={value}" for key, value in changes.items() if key not in left_out]
 
 
 def prepare(folder: Path) -> None:

@@ -74,7 +74,7 @@ def test_screen_plays_with_a_server(tmp_path: Path) -> None:
     with tiny_model_server() as server:
         served = ("--engine.name=openai", f"--server.endpoints={server.url}", f"--server.model={MODEL}")
         config = load_config("desk", settings(tmp_path, *served, "--rollout.max_steps=6"))
-        assert run_screening(config, config.tasks.train, 4, tmp_path / "kept.json", False) == 0
+        assert run_screening(config, config.tasks.train, 4, tmp_path / "kept.json") == 0
         assert server.requests
     report = json.loads((tmp_path / "kept.json.report.json").read_text("utf-8"))
     assert report["terms"]["model"] == MODEL and report["totals"]["rollouts"] == 8

@@ -113,7 +113,7 @@ def status(code: int, message: str, **headers: str) -> Any:
 
 def test_what_is_sent() -> None:
     with serving(script(CLICK)) as server:
-        (completion,) = ask(engine(server.url, key="secret", top_p=0.9, stop="\n\n"))
+        (completion,) = ask(engine(server.url, key="secret", top_p=0.9))
     assert completion == Completion(token_ids=(), logprobs=(), text=CLICK, finish="stop", versions=())
     (sent,) = server.requests
     url = f"data:image/png;base64,{base64.b64encode(screenshot(0).png).decode()}"
@@ -128,7 +128,6 @@ def test_what_is_sent() -> None:
         "top_p": 0.9,
         "max_tokens": 50,
         "seed": 2**63 - 1,
-        "stop": "\n\n",
         "skip_special_tokens": False,
     }
     assert server.headers[0]["Authorization"] == "Bearer secret"

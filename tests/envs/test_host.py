@@ -488,7 +488,7 @@ def test_a_port_in_use_is_reported():
         async with calling() as call:
             port = int(call.address.rpartition(":")[2])
             taken = Listen(host="127.0.0.1", port=port)
-            with pytest.raises(UserError, match=rf"env.listen = 127.0.0.1:{port}: .*in use"):
+            with pytest.raises(UserError, match=rf"--listen 127.0.0.1:{port}: .*in use"):
                 async with hosting(FakeEnv, config(), token=None, listen=taken):
                     pass
 

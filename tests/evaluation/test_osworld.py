@@ -133,7 +133,7 @@ def test_trials_are_played_counted_and_not_played_twice(
     assert written["terms"]["temperature"] == 0.6
     arguments = json.loads((trial(tmp_path, "a") / "args.json").read_text("utf-8"))
     assert arguments["server"]["endpoints"] == server.url
-    assert arguments["eval"]["trials"] == "a,b"
+    assert arguments["source"] == str(tmp_path / "tasks.json")
 
 
 def test_thousandths_are_carried_out_in_pixels_and_are_another_evaluation(
@@ -281,8 +281,11 @@ def test_the_published_command() -> None:
     config, notes = configured(*PUBLISHED.split()[2:])
     assert notes == []
     assert (config.rollout.max_steps, config.rollout.max_images, config.env.parallel) == (15, 15, 8)
-    assert (config.eval.temperature, config.eval.trials, config.eval.results) == (0.6, "0", "./results/")
-    assert config.eval.tasks == "./evaluation_examples/test_all.json"
+    assert config.eval.temperature == 0.6
+    options = _parser().parse_args(["eval osworld", *PUBLISHED.split()[2:]])
+    assert (options.tasks, options.result_dir, options.trial_id) == (
+        *("./evaluation_examples/test_all.json", "./results/", ["0"]),
+    )
     assert config.server.endpoints == "http://127.0.0.1:9000-9007/v1"
     assert (config.server.model, config.server.top_p, config.rollout.max_answer_tokens) == (
         *("ui-tars", 0.9, 1500),
@@ -295,14 +298,11 @@ def test_the_published_command() -> None:
     [
         ("--endpoint http://a:1 --endpoint http://b:2", "server.endpoints", "http://a:1,http://b:2"),
         ("--server-ip gpu-7", "server.endpoints", "http://gpu-7:9000-9007/v1"),
-        ("--stop_token STOP", "server.stop", "STOP"),
         ("--top_p 0.5", "server.top_p", 0.5),
         ("--max_tokens 99", "rollout.max_answer_tokens", 99),
         ("--domain os", "tasks.domains", "os"),
         ("--domain all", "tasks.domains", ""),
         ("--test_config_base_dir evaluation_examples/", "tasks.examples", "evaluation_examples/examples"),
-        ("--tasks osworld:train", "eval.tasks", "osworld:train"),
-        ("--trial-id 0 --trial-id 1", "eval.trials", "0,1"),
         ("--provider_name docker", "osworld.provider", "docker"),
         ("--path_to_vm vm.vmx", "osworld.machine", "vm.vmx"),
         ("--region eu", "osworld.region", "eu"),
@@ -345,7 +345,7 @@ def test_a_flag_without_its_effect_says_so() -> None:
         ("--endpoint a:1 --tasks desk:32 --env desk --model.prompt desk", "server.endpoints: 'a:1'"),
         (
             "--trial-id ../x --tasks desk:32 --env desk",
-            "eval.trials: '../x' cannot be the name of a results folder",
+            "--trial-id: '../x' cannot be the name of a results folder",
         ),
         (
             "--model ../x --tasks desk:32 --env desk",

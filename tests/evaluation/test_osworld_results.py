@@ -227,7 +227,7 @@ def test_results_of_other_settings_are_not_mixed_in(tmp_path: Path) -> None:
 def test_names_that_lead_elsewhere_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(UserError, match="cannot be the name of a results folder"):
         model_folder(tmp_path, name)
-    with pytest.raises(UserError, match=r"eval\.trials"):
+    with pytest.raises(UserError, match="--trial-id"):
         Trial(tmp_path, "m", name)
     with Trial(tmp_path, "m", "0") as trial, pytest.raises(UserError, match="task id"):
         trial.add(("os", name), played())
@@ -264,7 +264,7 @@ def play_trials(root: Path, *trials: dict[str, float], terms: dict[str, Any] = T
 
 def summary_of(folder: Path, *names: str, config: Config | None = None, **others: Any) -> dict[str, Any]:
     given = {"keys": KEYS, "skipped": []} | others
-    return summarise(folder, config or Config(), TERMS, names=names, **given)
+    return summarise(folder, config or Config(), TERMS, source="tasks.json", names=names, **given)
 
 
 def test_the_summary_of_one_trial(tmp_path: Path) -> None:

@@ -54,11 +54,12 @@ def screen(
     tasks: str = "",
     env: str = "Scripted",
     drop_always: bool = False,
+    count: int = 0,
 ) -> int:
     parallel = 1 if env == "Stopping" else 8
     fixed = (f"--env.parallel={parallel}", "--env.attempts=1")
     config = small_config(folder, [A, B, C, D], *fixed, *overrides, env=env)
-    return run_screening(config, tasks or config.tasks.train, 2, out, drop_always)
+    return run_screening(config, tasks or config.tasks.train, 2, out, drop_always=drop_always, count=count)
 
 
 def kept(out: Path) -> dict[str, tuple[int, int]]:
@@ -119,7 +120,7 @@ def test_the_report_says_what_became_of_every_task(tmp_path: Path) -> None:
         "histogram": [1, 1, 1],
         "tasks": {
             A: {"successes": 0, "rollouts": 0, "kept": False},
-            B: {"successes": 2, "rollouts": 2, "kept": False, "reason": "always solved: screen.drop_always"},
+            B: {"successes": 2, "rollouts": 2, "kept": False, "reason": "always solved: --drop-always"},
             C: {"successes": 1, "rollouts": 2, "kept": True},
             D: {"successes": 0, "rollouts": 2, "kept": False, "reason": "never solved"},
         },
@@ -137,16 +138,16 @@ def test_a_count_keeps_the_tasks_of_medium_difficulty(
 ) -> None:
     Scripted.play({A: [1, 1], B: [1, 0], C: [0, 1], D: [0, 0]})
     out = tmp_path / "kept.json"
-    assert screen(tmp_path, out, "--screen.count=1") == 0
+    assert screen(tmp_path, out, count=1) == 0
     assert kept(out) == {B: (1, 2)}
     assert "dropped: 1 never solved, 1 always solved, 0 failed, 0 cannot run here, 1 farther from 50%" in (
         capsys.readouterr().out
     )
     reasons = {task: row.get("reason") for task, row in reported(out)["tasks"].items()}
     assert reasons == {
-        A: "always solved: screen.count",
+        A: "always solved: --count",
         B: None,
-        C: "farther from 50%: screen.count",
+        C: "farther from 50%: --count",
         D: "never solved",
     }
 
@@ -159,7 +160,7 @@ def test_another_selection_from_a_finished_screening_plays_nothing(
     assert screen(tmp_path, out) == 0
     capsys.readouterr()
     Scripted.play({})
-    assert screen(tmp_path, out, "--screen.count=2") == 0
+    assert screen(tmp_path, out, count=2) == 0
     assert kept(out) == {B: (1, 2), C: (1, 2)}
     said = capsys.readouterr().out
     assert f"{out}.report.json: has the counts of 4 tasks; they are not played again" in said
@@ -198,14 +199,14 @@ def test_a_report_with_other_settings_does_not_count(
 def test_too_few_tasks_of_medium_difficulty_is_an_error_and_the_counts_stay(tmp_path: Path) -> None:
     Scripted.play({A: [1, 1], B: [1, 0]})
     message = (
-        r"train\.json: 1 of 4 tasks were solved sometimes, but not always; screen\.count = 3 needs more\. "
-        r"Screen more tasks, raise screen\.rollouts \(2\), or set screen\.count to 1"
+        r"train\.json: 1 of 4 tasks were solved sometimes, but not always; --count 3 needs more\. "
+        r"Screen more tasks, raise --rollouts \(2\), or use --count 1"
     )
     with pytest.raises(UserError, match=message):
-        screen(tmp_path, tmp_path / "kept.json", "--screen.count=3")
+        screen(tmp_path, tmp_path / "kept.json", count=3)
     assert not (tmp_path / "kept.json").exists()
     Scripted.play({})
-    assert screen(tmp_path, tmp_path / "kept.json", "--screen.count=1") == 0
+    assert screen(tmp_path, tmp_path / "kept.json", count=1) == 0
     assert kept(tmp_path / "kept.json") == {B: (1, 2)}
 
 
@@ -289,7 +290,7 @@ def test_nothing_solved_is_an_error_and_the_counts_stay(tmp_path: Path) -> None:
 
 def test_nothing_left_by_the_option_is_an_error_too(tmp_path: Path) -> None:
     Scripted.play({A: [1, 1]})
-    with pytest.raises(UserError, match=r"each task was solved always or never\. Set screen\.drop_always"):
+    with pytest.raises(UserError, match=r"each task was solved always or never\. Leave out --drop-always"):
         screen(tmp_path, tmp_path / "kept.json", drop_always=True)
     Scripted.play({})  # what was counted is not played again
     assert screen(tmp_path, tmp_path / "kept.json") == 0
@@ -315,7 +316,7 @@ def test_the_source_is_found_from_the_selections_folder(
 def test_a_shipped_source_keeps_its_name(tmp_path: Path) -> None:
     config = small_config(tmp_path, [A], "--rollout.max_answer_tokens=1")
     Scripted.play({task.id: [1] for task in load_tasks("desk:32")[:3]})
-    assert run_screening(config, "desk:32", 1, tmp_path / "kept.json", False) == 0
+    assert run_screening(config, "desk:32", 1, tmp_path / "kept.json") == 0
     written = json.loads((tmp_path / "kept.json").read_text("utf-8"))
     assert written["source"] == "desk:32"
     assert len(load_tasks(str(tmp_path / "kept.json"))) == 3
@@ -327,7 +328,7 @@ def test_tasks_that_cannot_run_are_not_played_and_not_counted_as_unsolved(
     Scripted.play({A: [1, 1], B: [0, 1], C: [0, 0]})
     config = osworld_config(monkeypatch, tmp_path, {A: "vscode", B: "os", C: "os"})
     out = tmp_path / "kept.json"
-    assert run_screening(config, config.tasks.train, 2, out, False) == 0
+    assert run_screening(config, config.tasks.train, 2, out) == 0
     assert kept(out) == {B: (1, 2)}
     assert Scripted.script[A] == [1, 1]
     skipped = json.loads((tmp_path / "kept.json.skipped.json").read_text("utf-8"))
@@ -355,7 +356,7 @@ def test_a_list_whose_tasks_lie_elsewhere_is_screened_and_loaded_again(
     (tmp_path / "few.json").write_text(json.dumps({"notes": [B, A]}))
     examples = replace(config.tasks, examples=str(tmp_path / "upstream" / "examples"), ids=B)
     out = tmp_path / "out" / "kept.json"
-    assert run_screening(replace(config, tasks=examples), str(tmp_path / "few.json"), 2, out, False) == 0
+    assert run_screening(replace(config, tasks=examples), str(tmp_path / "few.json"), 2, out) == 0
     written = json.loads(out.read_text("utf-8"))
     assert (written["source"], written["examples"]) == ("../few.json", "../upstream/examples")
     assert [(task.id, task.domain) for task in load_tasks(str(out))] == [(B, "notes")]

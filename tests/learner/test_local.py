@@ -527,7 +527,7 @@ def lora_learner(
     seed: int = 0, *, kl: float = 0.0, dtype: torch.dtype = torch.float32, **settings: Any
 ) -> LocalLearner:
     model = new_model(seed).to(dtype)
-    set_trainable(model, ModelConfig(train="lora", lora_rank=4, lora_alpha=8.0), 0)
+    set_trainable(model, ModelConfig(train="lora", lora_rank=4), 0)
     whole = config(lr=1e-2, loss=LossConfig(kl=kl), **settings)
     return LocalLearner(model, RENDERER, whole, base_model_of(model))
 

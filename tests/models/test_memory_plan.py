@@ -582,6 +582,6 @@ def test_a_tower_whose_blocks_are_frozen_has_nothing_to_keep(
     assert activations_to_keep(model, 3250, 10764) == KeptActivations(
         whole_layers=layers, vision_blocks=vision_blocks
     )
-    attach(model, rank=4, alpha=8.0, seed=0)
+    attach(model, rank=4, seed=0)
     assert any(parameter.requires_grad for parameter in model.model.visual.parameters())
     assert activations_to_keep(model, 3250, 10764) == KeptActivations(whole_layers=layers)

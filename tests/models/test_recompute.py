@@ -94,7 +94,7 @@ def test_kept_products_are_not_recomputed(adapted: bool) -> None:
     """
     model = tiny_of(QWEN2_5)
     if adapted:
-        attach(model, rank=4, alpha=8.0, seed=0)
+        attach(model, rank=4, seed=0)
     everything = _multiplied(model, KeptActivations(whole_layers=2, vision_blocks=2))
     products = _multiplied(model, KeptActivations(product_layers=1, vision_blocks=2))
     little = _multiplied(model, KeptActivations(vision_blocks=2))

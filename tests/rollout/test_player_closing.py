@@ -51,7 +51,7 @@ def play(config: Config) -> None:
 COMMANDS: dict[str, Callable[[Config], object]] = {
     "train": run_training,
     "evaluate": arpo.evaluate,
-    "screen": lambda config: run_screening(config, config.tasks.train, 2, Path(config.run.dir), False),
+    "screen": lambda config: run_screening(config, config.tasks.train, 2, Path(config.run.dir)),
     "collect": run_collection,
     "play": play,
 }

@@ -8,7 +8,7 @@ from typing import Any
 from arpo.actions import Action, Fail, Finished
 from arpo.envs.desk.apps import APPS
 from arpo.envs.desk.desktop import Desktop, Element
-from arpo.envs.desk.env import act, set_up, task_score
+from arpo.envs.desk.env import perform, set_up, task_score
 from arpo.envs.desk.goals import from_json, next_step
 from arpo.types import Task
 
@@ -85,7 +85,7 @@ def solution(task: Task, desktop: Desktop | None = None, max_steps: int = 60) ->
     for _ in range(max_steps):
         step = next_step(desktop, goals)
         steps.append((step.thought, step.action))
-        act(desktop, step.action)
+        perform(desktop, step.action)
         if isinstance(step.action, Finished | Fail):
             return steps
     raise AssertionError(f"{task.instruction!r} is not solved in {max_steps} steps")

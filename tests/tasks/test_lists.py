@@ -241,7 +241,6 @@ def test_a_run_with_the_alias_in_its_recipe_resumes_with_the_prefix_osworld(tmp_
     old.write_text('[tasks]\ntrain = "desktop:train"\nheldout = "desktop:heldout"\n', "utf-8")
     new = ["--tasks.train", "osworld:train", "--tasks.heldout=osworld:heldout"]
     assert changed(load_config(old), load_config(None, new)) == []
-    assert load_config(None, ["--eval.tasks", "desktop:train"]).eval.tasks == "osworld:train"
     assert load_config(None, ["--tasks.overall", "desktop:train"]).tasks.overall == "osworld:train"
 
 

@@ -138,7 +138,7 @@ def test_a_damaged_checkpoint_is_refused(run, tmp_path):
         export_model(tmp_path / CHECKPOINTS / "step-000003", tmp_path / "out2", "float32", merged=True)
 
 
-LORA = ModelConfig(train="lora", lora_rank=4, lora_alpha=6.0)
+LORA = ModelConfig(train="lora", lora_rank=4)
 RENDERER = Renderer(TOKENIZER, IMAGE_SETTINGS)
 LOOK = first_prompt(RENDERER, "e", screenshot(1), "Click Save")
 
@@ -217,7 +217,7 @@ def test_adapters_alone_are_what_has_to_be_added_to_the_base(lora_run: Path, tmp
     assert (config["peft_type"], config["r"], config["lora_alpha"], config["bias"]) == (
         "LORA",
         4,
-        6.0,
+        64.0,
         "none",
     )
     stored = load_file(out / "adapter_model.safetensors")
@@ -225,7 +225,7 @@ def test_adapters_alone_are_what_has_to_be_added_to_the_base(lora_run: Path, tmp
     with torch.no_grad():
         for layer in config["target_modules"]:
             a, b = (stored.pop(f"base_model.model.{layer}.lora_{which}.weight") for which in "AB")
-            base.get_submodule(layer).weight.add_(6.0 / 4 * b @ a)
+            base.get_submodule(layer).weight.add_(64.0 / 4 * b @ a)
     assert not stored
     torch.testing.assert_close(logits(base), logits(adapted_model(5)), atol=1e-4, rtol=0)
 

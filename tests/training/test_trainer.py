@@ -466,7 +466,7 @@ def test_a_folder_belongs_to_one_recipe_once_it_has_a_checkpoint(tmp_path: Path)
     store.write_recipe(small_config(tmp_path, [A]))
     (tmp_path / CHECKPOINTS).mkdir()
     may_change = ("--train.epochs=9", "--run.threads=2", "--store.keep_checkpoints=7", "--run.dir=elsewhere")
-    others = ("--train.tasks=9", "--screen.rollouts=3")
+    others = ("--train.tasks=9",)
     check_folder(store, small_config(tmp_path, [A], *may_change, *others))
     with pytest.raises(UserError, match=r"must keep loss\.kl = .*; optim\.lr = .* choose another --run\.dir"):
         check_folder(store, small_config(tmp_path, [A], "--optim.lr=1", "--loss.kl=1"))

@@ -46,7 +46,7 @@ SMALL = """
     --rollout.max_steps 2 --rollout.temperature 2 --rollout.max_answer_tokens 24 --loss.kl 0 --optim.lr 3e-3
     --eval.every 0 --eval.rollouts 1 --eval.heldout_rollouts 1
 """
-LORA = ModelConfig(train="lora", lora_rank=4, lora_alpha=6.0)
+LORA = ModelConfig(train="lora", lora_rank=4)
 ANSWERS = (
     "Thought: Open Mail\nAction: click(start_box='(112,70)')",
     "Thought: Now save\nAction: hotkey(key='ctrl s')",
@@ -220,7 +220,7 @@ def fresh_run(folder: Path, family: str) -> Path:
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if name.endswith(".lora.b"):
-                weight.normal_(std=0.1, generator=generator)
+                weight.normal_(std=0.01, generator=generator)
     learner = LocalLearner(model, load_renderer(config.model), config)
     save(folder / CHECKPOINTS, 3, lambda path: learner.save(path / LEARNER), keep=1)
     return folder

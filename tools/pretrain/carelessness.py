@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from arpo.actions import TERMINAL, Click, DoubleClick, Drag, Fail, Finished, Point, RightClick
 from arpo.envs.desk.canvas import CELL_HEIGHT, CELL_WIDTH
 from arpo.envs.desk.desktop import Desktop, Element
-from arpo.envs.desk.env import act, set_up, task_score
+from arpo.envs.desk.env import perform, set_up, task_score
 from arpo.envs.desk.goals import Goal, from_json, next_step
 from arpo.envs.desk.goals.base import Step, click, right_click
 from arpo.types import Task
@@ -77,7 +77,7 @@ def demonstrate(
             step = Step(f"no {step.thought.split()[-1]}", Fail())
         step = _careless(rng, desktop, step, faults)
         turns.append((look(desktop), step))
-        act(desktop, step.action)
+        perform(desktop, step.action)
         if isinstance(step.action, TERMINAL):
             break
     if finishes_early and len(turns) > 1 and isinstance(turns[-1][1].action, Finished):

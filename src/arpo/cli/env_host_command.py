@@ -12,20 +12,20 @@ from arpo.config.recipe import load_config
 
 
 def run_env_host(options: argparse.Namespace, overrides: Sequence[str]) -> int:
-    flags = {"env.name": options.env, "env.parallel": options.slots, "env.listen": options.listen}
+    flags = {"env.name": options.env, "env.parallel": options.slots}
     given = [f"--{key}={value}" for key, value in flags.items() if value is not None]
     default = "osworld_local" if options.env == "osworld" else "desk"
     config = load_config(options.recipe or default, [*overrides, *given])
     from arpo.envs.host import run_host
 
+    run = partial(run_host, config, options.listen, options.ready_file, options.with_parent)
     if not options.openenv:
-        return run_host(config, options.ready_file, options.with_parent)
+        return run()
     from arpo.envs.openenv.host import OpenEnvHost
     from arpo.tasks.sets import load_sets, playable
 
     splits, _ = playable(config, load_sets(config))
-    make_host = partial(OpenEnvHost, splits=splits, max_steps=config.rollout.max_steps)
-    return run_host(config, options.ready_file, options.with_parent, make_host)
+    return run(partial(OpenEnvHost, splits=splits, max_steps=config.rollout.max_steps))
 
 
 COMMAND = Command(
@@ -49,7 +49,12 @@ ARPO_HOST_TOKEN=SECRET arpo train osworld_local --env.hosts http://desktops-1:87
         recipe_argument(None, f"{RECIPE_HELP} (default: desk, or osworld_local with --env osworld)"),
         argument("--env", "environment to serve; sets env.name", metavar="NAME"),
         argument("--slots", "number of environments; sets env.parallel", metavar="N"),
-        argument("--listen", "address; port 0: any free port; sets env.listen", metavar="HOST:PORT"),
+        argument(
+            "--listen",
+            "address (default: %(default)s); port 0: any free port",
+            default="127.0.0.1:8700",
+            metavar="HOST:PORT",
+        ),
         argument("--openenv", "serve with the protocol of OpenEnv", action="store_true"),
         argument("--ready-file", "file that receives the address (JSON)", type=Path, metavar="FILE"),
         argument("--with-parent", "exit when stdin is closed", action="store_true"),

@@ -17,6 +17,7 @@ from arpo.config.recipe import load_config
 from arpo.errors import UserError
 
 PUBLISHED_PORTS = "9000-9007"  # eight servers, one per GPU, as in the published evaluation
+TASKS, RESULTS, TRIAL = "evaluation_examples/test_all.json", "results", "0"
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
@@ -65,12 +66,11 @@ FLAGS = (
     Flag("--temperature", "T", "eval.temperature", "sampling temperature"),
     Flag("--top-p", "P", "server.top_p", "nucleus sampling"),
     Flag("--max-tokens", "N", "rollout.max_answer_tokens", "maximum tokens per answer"),
-    Flag("--stop-token", "TEXT", "server.stop", "text at which an answer ends"),
     Flag(
         "--tasks",
         "FILE",
-        "eval.tasks",
-        "task list {domain: [id, …]} as in OSWorld, or any other source of tasks",
+        "",
+        f"task list {{domain: [id, …]}} as in OSWorld, or any other source of tasks (default: {TASKS})",
         also="--test-all-meta-path",
     ),
     Flag(
@@ -80,12 +80,12 @@ FLAGS = (
         "folder that contains examples/ (default: the folder of the task list)",
     ),
     Flag("--domain", "NAME", "", "domain to evaluate; all: every domain"),
-    Flag("--result-dir", "DIR", "eval.results", "output directory"),
+    Flag("--result-dir", "DIR", "", f"output directory (default: {RESULTS})"),
     Flag(
         "--trial-id",
         "ID",
-        "eval.trials",
-        "name of a trial, which plays every task once; repeat for more trials",
+        "",
+        f"name of a trial, which plays every task once; repeat for more trials (default: {TRIAL})",
         repeated=True,
     ),
     Flag("--env", "NAME", "env.name", 'environment: "osworld", "desk", module:Class'),
@@ -151,7 +151,7 @@ def notes(options: argparse.Namespace, config: Config) -> list[str]:
         reasons["sleep_after_execution"] = "only virtual machines use a fixed pause"
         reasons["path_to_vm"] = reasons["region"] = "it is for virtual machines"
     if config.engine.name == "in_process":
-        for key in ("endpoint", "server_ip", "model", "top_p", "stop_token"):
+        for key in ("endpoint", "server_ip", "model", "top_p"):
             reasons[key] = 'it is for servers (engine.name = "openai")'
     flags = {flag.key: flag.name for flag in FLAGS}
     return [f"{flags[key]} has no effect: {reason}" for key, reason in reasons.items() if key in given]
@@ -181,7 +181,9 @@ def run_eval_osworld(options: argparse.Namespace, overrides: Sequence[str]) -> i
         print(f"arpo: {note}", file=sys.stderr)
     from arpo.evaluation.osworld import run_osworld_evaluation
 
-    return run_osworld_evaluation(config)
+    given = _given(options)
+    trials = given.get("trial_id", [TRIAL])
+    return run_osworld_evaluation(config, given.get("tasks", TASKS), given.get("result_dir", RESULTS), trials)
 
 
 COMMAND = Command(

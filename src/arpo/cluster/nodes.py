@@ -121,10 +121,9 @@ def host_role(cluster: ClusterConfig) -> Role:
     return Role(name="environment host", count=cluster.hosts, each=each)
 
 
-def rank_role(cluster: ClusterConfig, count: int, *, on_gpus: bool) -> Role:
+def rank_role(count: int, *, on_gpus: bool) -> Role:
     """`count` learner ranks, close to each other."""
-    wanted = {"CPU": 1.0, "GPU": float(on_gpus)}
-    each = _selected(wanted, cluster.rank_nodes)
+    each = _selected({"CPU": 1.0, "GPU": float(on_gpus)}, "")
     return Role(name="learner rank", count=count, each=each, strategy="PACK")
 
 

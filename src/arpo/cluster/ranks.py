@@ -61,7 +61,7 @@ def open_ranks(config: Config) -> RayRanks | None:
         os.environ[VISIBLE_GPUS] = _reserve_gpu(config.cluster, address)
     if config.optim.ranks == 1:
         return None
-    role = rank_role(config.cluster, config.optim.ranks - 1, on_gpus=on_gpus)
+    role = rank_role(config.optim.ranks - 1, on_gpus=on_gpus)
     run = f"{Path(config.run.dir).name}-{secrets.token_hex(3)}"
     return RayRanks(role, address, run, config.cluster.wait_seconds)
 

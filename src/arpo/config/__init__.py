@@ -26,7 +26,6 @@ from arpo.config.settings import (
     RewardConfig,
     RolloutConfig,
     RunConfig,
-    ScreenConfig,
     ServerConfig,
     StoreConfig,
     TasksConfig,
@@ -34,7 +33,7 @@ from arpo.config.settings import (
 )
 
 # Prefixes of keys that do not change the episodes of a given model.
-LEARNING = ("train.", "loss.", "reward.", "replay.", "offline.", "optim.", "eval.", "screen.", "plugins.")
+LEARNING = ("train.", "loss.", "reward.", "replay.", "offline.", "optim.", "eval.", "plugins.")
 # Requests at once beyond one per environment, in asynchronous training: they compare engine and learner.
 CHECK_ANSWERS = 4
 
@@ -58,7 +57,6 @@ class Config:
     optim: OptimConfig = field(default_factory=OptimConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
-    screen: ScreenConfig = field(default_factory=ScreenConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
     plugins: PluginsConfig = field(default_factory=PluginsConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)

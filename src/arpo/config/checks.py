@@ -6,7 +6,7 @@ import math
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from arpo.config.settings import LARGEST, TrainConfig
+from arpo.config.settings import LARGEST
 from arpo.config.task_set_names import split_sources
 from arpo.errors import BadSetting
 from arpo.types import screen_fault
@@ -29,8 +29,7 @@ def check_ranges(section: str, settings: Any) -> None:
         if isinstance(value, float) and not math.isfinite(value):
             raise BadSetting(key, f"is {value}, must be a finite number")
         bounds = dict(entry.metadata["bounds"])
-        if isinstance(value, int) and bounds["<="] is None:
-            bounds["<="] = LARGEST
+        bounds["<="] = LARGEST if bounds["<="] is None else bounds["<="]
         for relation, bound in bounds.items():
             if bound is not None and not _holds(value, relation, bound):
                 raise BadSetting(key, f"is {shorten(value)}, must be {relation} {bound}")
@@ -44,6 +43,21 @@ def shorten(value: object) -> str:
 
 def _holds(value: float, relation: str, bound: float) -> bool:
     return {">=": value >= bound, ">": value > bound, "<=": value <= bound, "<": value < bound}[relation]
+
+
+def _require(config: Config, key: str, wanted: bool | float | str, why: str) -> None:
+    """Raise BadSetting if the key has another value: "is true, must be false " and `why`."""
+    section, _, name = key.partition(".")
+    value = getattr(getattr(config, section), name)
+    if value != wanted:
+        found = shorten(value) if wanted == "" else _shown(value)
+        raise BadSetting(key, f"is {found}, must be {_shown(wanted)} {why}")
+
+
+def _shown(value: bool | float | str) -> str:
+    if isinstance(value, str):
+        return value or "empty"
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}"
 
 
 def check_combinations(config: Config) -> None:
@@ -66,10 +80,11 @@ def check_combinations(config: Config) -> None:
         raise BadSetting("tasks.heldout", f"is {tasks.train!r}, must differ from tasks.train")
     _check_fresh(config)
     _check_cluster(config)
-    if train.max_staleness:
-        _check_asynchronous(config.train)
     if train.method != "online":
         _check_offline(config)
+    if train.max_staleness:
+        why = f"with train.max_staleness = {train.max_staleness}: it fills a batch that one policy plays"
+        _require(config, "train.dynamic_sampling", False, f"{why}; set train.max_staleness = 0")
     if config.model.min_pixels > config.model.max_pixels:
         raise BadSetting(
             "model.min_pixels",
@@ -85,79 +100,55 @@ def check_combinations(config: Config) -> None:
         raise BadSetting(
             "env.width", f"is {config.env.width}, with env.height = {config.env.height}: a screen {fault}"
         )
-    if config.env.partial and config.env.name != "desk":
-        raise BadSetting(
-            "env.partial",
-            f"is {config.env.partial}, must be 0 with env.name = {config.env.name}: only desk has partial "
-            "credit",
-        )
+    if config.env.name != "desk":
+        why = f"with env.name = {config.env.name}: only desk has partial credit"
+        _require(config, "env.partial", 0, why)
     if config.env.partial > config.replay.threshold:
         raise BadSetting(
             "env.partial",
             f"is {config.env.partial}, must be <= replay.threshold ({config.replay.threshold}): "
             "partial credit must not count as a success",
         )
-    if config.plugins.curriculum and train.curriculum != "none":
-        raise BadSetting(
-            "train.curriculum",
-            f"is {train.curriculum}, must be none with plugins.curriculum, which decides the order of tasks",
-        )
-    if config.replay.seeds and not (config.replay.enabled or config.loss.teacher):
-        raise BadSetting(
-            "replay.seeds",
-            f"is {shorten(config.replay.seeds)}, must be empty with replay.enabled = false: only replay and "
-            "loss.teacher use seeds",
-        )
-    if config.loss.teacher and not config.replay.seeds and train.method == "online":
-        raise BadSetting(
-            "loss.teacher",
-            f"is {config.loss.teacher:g}, must be 0 without replay.seeds: name the folder with the teacher's "
-            "successes, of `arpo collect`",
-        )
-    if train.dynamic_sampling and config.replay.enabled:
-        raise BadSetting(
-            "train.dynamic_sampling",
-            "is true, must be false with replay.enabled = true: it replaces the groups that replay would "
-            "rescue; set replay.enabled = false",
-        )
+    if config.plugins.curriculum:
+        why = "with plugins.curriculum, which decides the order of tasks"
+        _require(config, "train.curriculum", "none", why)
+    if not (config.replay.enabled or config.loss.teacher):
+        why = "with replay.enabled = false: only replay and loss.teacher use seeds"
+        _require(config, "replay.seeds", "", why)
+    if not config.replay.seeds:
+        why = "without replay.seeds: name the folder with the teacher's successes, of `arpo collect`"
+        _require(config, "loss.teacher", 0, why)
+    if config.replay.enabled:
+        why = "with replay.enabled = true: it replaces the groups that replay would rescue"
+        _require(config, "train.dynamic_sampling", False, f"{why}; set replay.enabled = false")
 
 
 def _check_fresh(config: Config) -> None:
     """Raise BadSetting for settings that need, or exclude, tasks made on demand."""
-    train, fresh = config.train, config.tasks.train == FRESH
-    if config.endless and not train.tasks:
+    if config.tasks.train != FRESH:
+        return
+    fresh = f"with tasks.train = {FRESH}"
+    if config.endless and not config.train.tasks:
         raise BadSetting(
-            "train.tasks",
-            f"is 0, must be the number of tasks to play with tasks.train = {FRESH}: its tasks have no end",
+            "train.tasks", f"is 0, must be the number of tasks to play {fresh}: its tasks have no end"
         )
-    replays = config.replay.enabled and train.method == "online"
-    if config.endless and replays:
-        raise BadSetting(
-            "replay.enabled",
-            f"is true, must be false with tasks.train = {FRESH}: no task is played twice, so none has a "
-            "stored success; or set tasks.distinct to a number of tasks that repeat",
+    if config.endless and config.train.method == "online":
+        why = f"{fresh}: no task is played twice, so none has a stored success"
+        _require(
+            config, "replay.enabled", False, f"{why}; or set tasks.distinct to a number of tasks that repeat"
         )
-    if fresh and train.curriculum != "none":
-        raise BadSetting(
-            "train.curriculum",
-            f"is {train.curriculum}, must be none with tasks.train = {FRESH}: its tasks have no screening "
-            "counts; `arpo screen` makes a list with counts",
-        )
-    if fresh and config.plugins.curriculum:
-        raise BadSetting(
-            "plugins.curriculum",
-            f"is {shorten(config.plugins.curriculum)}, must be empty with tasks.train = {FRESH}: it orders a "
-            "list of tasks",
-        )
+    why = f"{fresh}: its tasks have no screening counts; `arpo screen` makes a list with counts"
+    _require(config, "train.curriculum", "none", why)
+    _require(config, "plugins.curriculum", "", f"{fresh}: it orders a list of tasks")
 
 
 def _check_cluster(config: Config) -> None:
     """Raise BadSetting for environment hosts without a cluster, or without environments."""
     hosts = config.cluster.hosts
-    if hosts and not config.cluster.ray:
-        raise BadSetting("cluster.hosts", f"is {hosts}, must be 0 without a cluster: set cluster.ray = auto")
-    if hosts and config.env.hosts:
-        raise BadSetting("cluster.hosts", f"is {hosts}, must be 0 with env.hosts: leave one of them empty")
+    if not config.cluster.ray:
+        _require(config, "cluster.hosts", 0, "without a cluster: set cluster.ray = auto")
+    if config.env.hosts:
+        _require(config, "cluster.hosts", 0, "with env.hosts: leave one of them empty")
     if hosts > config.env.parallel:
         raise BadSetting(
             "cluster.hosts",
@@ -165,68 +156,23 @@ def _check_cluster(config: Config) -> None:
         )
 
 
-def _check_asynchronous(train: TrainConfig) -> None:
-    """Raise BadSetting for settings incompatible with asynchronous training."""
-    if train.method != "online":
-        raise BadSetting(
-            "train.max_staleness",
-            f"is {train.max_staleness}, must be 0 with train.method = {train.method}: offline training plays "
-            "no training tasks",
-        )
-    if train.dynamic_sampling:
-        raise BadSetting(
-            "train.dynamic_sampling",
-            f"is true, must be false with train.max_staleness = {train.max_staleness}: it fills a batch that "
-            "one policy plays; set train.max_staleness = 0",
-        )
-
-
 def _check_offline(config: Config) -> None:
     """Raise BadSetting for keys of online training."""
-    method = f"with train.method = {config.train.method}"
-    if config.loss.ratio != "recompute":
-        raise BadSetting(
-            "loss.ratio", f"is {config.loss.ratio}, must be recompute {method}: this method has no ratio"
-        )
-    if config.loss.kl:
-        raise BadSetting(
-            "loss.kl",
-            f"is {config.loss.kl}, must be 0 {method}: the KL term needs answers of the current policy, and "
-            "stored answers are older. Add --loss.kl 0",
-        )
-    if config.loss.teacher:
-        raise BadSetting(
-            "loss.teacher",
-            f"is {config.loss.teacher:g}, must be 0 {method}: it adds to the loss of online training",
-        )
-    if config.reward.judge:
-        raise BadSetting(
-            "reward.judge",
-            f"is {config.reward.judge:g}, must be 0 {method}: stored episodes have their scores",
-        )
-    if config.replay.seeds:
-        raise BadSetting(
-            "replay.seeds",
-            f"is {shorten(config.replay.seeds)}, must be empty {method}: offline training has no replay; "
-            "set offline.source",
-        )
-    if config.train.curriculum != "none":
-        raise BadSetting(
-            "train.curriculum",
-            f"is {config.train.curriculum}, must be none {method}: offline training plays no training tasks",
-        )
-    for name in ("reward", "advantage", "curriculum"):
-        if plugin := getattr(config.plugins, name):
-            raise BadSetting(
-                f"plugins.{name}",
-                f"is {shorten(plugin)}, must be empty {method}: offline training plays no training tasks",
-            )
-    if config.train.dynamic_sampling:
-        raise BadSetting(
-            "train.dynamic_sampling",
-            f"is true, must be false {method}: offline training plays no training tasks",
-        )
-    if config.store.token_stats:
-        raise BadSetting(
-            "store.token_stats", f"is true, must be false {method}: this method has no ratio and no clipping"
-        )
+    no_tasks = "offline training plays no training tasks"
+    kl = "the KL term needs answers of the current policy, and stored answers are older. Add --loss.kl 0"
+    needed: tuple[tuple[str, bool | float | str, str], ...] = (
+        ("train.max_staleness", 0, no_tasks),
+        ("loss.ratio", "recompute", "this method has no ratio"),
+        ("loss.kl", 0, kl),
+        ("loss.teacher", 0, "it adds to the loss of online training"),
+        ("reward.judge", 0, "stored episodes have their scores"),
+        ("replay.seeds", "", "offline training has no replay; set offline.source"),
+        ("train.curriculum", "none", no_tasks),
+        ("plugins.reward", "", no_tasks),
+        ("plugins.advantage", "", no_tasks),
+        ("plugins.curriculum", "", no_tasks),
+        ("train.dynamic_sampling", False, no_tasks),
+        ("store.token_stats", False, "this method has no ratio and no clipping"),
+    )
+    for key, wanted, why in needed:
+        _require(config, key, wanted, f"with train.method = {config.train.method}: {why}")

@@ -25,6 +25,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from arpo.config import Config
 from arpo.config.checks import shorten
+from arpo.config.removed import REMOVED, advice, has_no_effect
 from arpo.config.settings import LARGEST, OnResume
 from arpo.config.task_set_names import MINIWOB
 from arpo.errors import BadSetting, UserError
@@ -32,11 +33,11 @@ from arpo.errors import BadSetting, UserError
 COMMAND_LINE = "command line"
 SETTINGS = "settings"  # given to `load_config` as a dict
 MAX_EXTENDED = 20
-TASK_SOURCE_KEYS = ("tasks.train", "tasks.heldout", "tasks.overall", "eval.tasks")
+TASK_SOURCE_KEYS = ("tasks.train", "tasks.heldout", "tasks.overall")
 HELDOUT_KEY = "tasks.heldout"  # several sources, separated by commas
 TASK_SOURCE_ALIASES = {"desktop:": "osworld:"}
 INPUT_KEYS = (*TASK_SOURCE_KEYS, "tasks.examples", "offline.source")  # existing files and folders
-# Keys with the path of an input. Outputs (run.dir, eval.results) are relative to the current folder.
+# Keys with the path of an input. Outputs (run.dir) are relative to the current folder.
 PATH_KEYS = (
     *INPUT_KEYS,
     "model.path",
@@ -154,6 +155,20 @@ def load_recorded(path: Path) -> tuple[Config, list[str]]:
         raise UserError(f"{path}: cannot be read as TOML: {error}") from None
 
 
+def load_recorded_model(path: Path) -> Config:
+    """The recipe that a run of any version wrote, to load the run's weights.
+
+    Raises UserError if they mean something else in this version.
+    """
+    config, refused = load_recorded(path)
+    if config.model.train == "lora" and "model.lora_alpha" in refused:
+        raise UserError(
+            f"{path}: model.lora_alpha: {advice('model.lora_alpha')}: the adapters of this run have another "
+            "scale. Export them with the version that trained them"
+        )
+    return config
+
+
 def parse_recorded(text: str) -> tuple[Config, list[str]]:
     """The recipe that a run of any version wrote, and its keys that this version does not accept.
 
@@ -166,8 +181,10 @@ def parse_recorded(text: str) -> tuple[Config, list[str]]:
     for section, table in tomllib.loads(text).items():
         for name, found in table.items() if isinstance(table, Mapping) else ():
             key = known.get(f"{section}.{name}")
-            if key is None or (isinstance(found, str) and found not in (get_args(key.type) or (found,))):
-                refused.append(f"{section}.{name}")
+            if key is None:
+                refused += [] if has_no_effect(f"{section}.{name}", found) else [f"{section}.{name}"]
+            elif isinstance(found, str) and found not in (get_args(key.type) or (found,)):
+                refused.append(key.name)
             else:
                 settings[key.name] = _typed(key, found, "recipe")
     return _build(settings), refused
@@ -219,7 +236,7 @@ def describe(only: str = "") -> str:
         raise UserError(f"--help-keys {shorten(only)}: unknown section{nearest(only, list(sections))}")
     lines = [
         "Every config key with its default value, type and range, and whether it may change on resume.",
-        f"An integer without an upper limit is at most {LARGEST:,}.",
+        f"A number without an upper limit is at most {LARGEST:,}.",
         "In a recipe (TOML), write `key = value` under [section]; on the command line, --section.key VALUE.",
     ]
     section = ""
@@ -275,8 +292,9 @@ def _read_toml(path: Path) -> dict[str, Any]:
 def _settings(document: Mapping[str, Any], path: Path, folder: Path) -> Iterator[tuple[str, Any]]:
     known = {key.name: key for key in keys()}
     sections = [section.name for section in fields(Config)]
+    earlier = {name.partition(".")[0] for name in REMOVED}
     for section, table in document.items():
-        if section not in sections:
+        if section not in (*sections, *earlier):
             raise UserError(f"{path}: {section}: unknown section{nearest(section, sections)}")
         if not isinstance(table, Mapping):
             raise UserError(f"{path}: {section}: is a value, must be a section: [{section}]")
@@ -340,6 +358,8 @@ def _read_overrides(overrides: Sequence[str] | Mapping[str, object]) -> Iterator
 
 
 def _known(name: str, known: Mapping[str, Key], source: str) -> Key:
+    if name in REMOVED:
+        raise UserError(f"{source}: {name}: {advice(name)}")
     if name not in known:
         raise UserError(f"{source}: {name}: unknown key{nearest(name, list(known))}")
     return known[name]

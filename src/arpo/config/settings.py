@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Any, Literal
 
 from arpo.types import MAX_SCREEN_SIDE
@@ -32,9 +33,6 @@ class OnResume(Enum):
 # Of a judge, per episode: in training, and by default in `arpo judge`.
 JUDGE_VOTES, JUDGE_SCREENSHOTS = 3, 6
 
-FREE, REMEDY, LOWER, LENGTH = OnResume.FREE, OnResume.REMEDY, OnResume.LOWER, OnResume.LENGTH
-UNJUDGED = OnResume.UNJUDGED
-
 
 def setting(
     default: Any,
@@ -48,22 +46,24 @@ def setting(
 ) -> Any:
     """A config key. Range: low <= value, above < value, value <= high, value < below.
 
-    An integer without an upper limit is at most LARGEST. Numbers of threads, environments or episodes have a
+    A number without an upper limit is at most LARGEST. Numbers of threads, environments or episodes have a
     smaller limit. A key that stays FIXED needs a reason in `config/changes.py`.
     """
     bounds = {">=": low, ">": above, "<=": high, "<": below}
     return field(default=default, metadata={"help": help, "bounds": bounds, "on_resume": on_resume})
 
 
+free = partial(setting, on_resume=OnResume.FREE)
+remedy = partial(setting, on_resume=OnResume.REMEDY)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
     """Output directory, random seed, threads."""
 
-    dir: str = setting(
-        "runs/desk", "Output directory; the same command resumes the run in it", on_resume=FREE
-    )
+    dir: str = free("runs/desk", "Output directory; the same command resumes the run in it")
     seed: int = setting(0, "Random seed of the whole run", low=0, high=2**32 - 1)
-    threads: int = setting(0, "Number of torch threads; 0: one per core", low=0, high=1024, on_resume=FREE)
+    threads: int = free(0, "Number of torch threads; 0: one per core", low=0, high=1024)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,14 +76,10 @@ class ModelConfig:
         '"ORG/NAME" or "ORG/NAME@REVISION"',
     )
     dtype: Literal["float32", "bfloat16"] = setting("float32", "Data type of the weights")
-    float32_head: bool = setting(
-        False,
-        "Logits in float32 although the weights are bfloat16: less rounding, slower decoding",
-        on_resume=REMEDY,
+    float32_head: bool = remedy(
+        False, "Logits in float32 although the weights are bfloat16: less rounding, slower decoding"
     )
-    device: Literal["auto", "cpu", "cuda"] = setting(
-        "auto", "Device; auto: a GPU if there is one", on_resume=FREE
-    )
+    device: Literal["auto", "cpu", "cuda"] = free("auto", "Device; auto: a GPU if there is one")
     weights: Literal["load", "random"] = setting(
         "load",
         "Source of the weights: load (from model.path), random (for benchmarks; needs only config.json)",
@@ -94,7 +90,6 @@ class ModelConfig:
         "merger layers)",
     )
     lora_rank: int = setting(32, "Rank of the LoRA adapters", low=1, high=4096)
-    lora_alpha: float = setting(64.0, "Scale of the LoRA adapters: lora_alpha / lora_rank", above=0)
     prompt: str = setting(
         "auto",
         'Prompt template: "desk", a text file, package.module:ATTRIBUTE, or auto (the published text of the '
@@ -154,51 +149,29 @@ class EnvConfig:
         'Environment: "desk", "osworld", "browser", "gymnasium:ID", "browsergym:ID", "openenv:URL#FILE", or '
         "module:Class (your own)",
     )
-    hosts: str = setting(
-        "",
-        "Addresses of environment hosts (`arpo env-host`), separated by commas; empty: run them locally",
-        on_resume=FREE,
+    hosts: str = free(
+        "", "Addresses of environment hosts (`arpo env-host`), separated by commas; empty: run them locally"
     )
     width: int = setting(
         224, "Screen width (pixels) of desk, osworld and browser", low=28, high=MAX_SCREEN_SIDE
     )
     height: int = setting(168, "Screen height (pixels) of desk and osworld", low=28, high=MAX_SCREEN_SIDE)
-    parallel: int = setting(32, "Number of parallel environments", low=1, high=4096, on_resume=FREE)
-    start_seconds: float = setting(
-        60.0, "Timeout (seconds) for starting an environment", above=0, high=LARGEST, on_resume=REMEDY
-    )
-    step_seconds: float = setting(
-        60.0, "Timeout (seconds) for one step", above=0, high=LARGEST, on_resume=REMEDY
-    )
-    evaluate_seconds: float = setting(
-        60.0, "Timeout (seconds) for scoring the final state", above=0, high=LARGEST, on_resume=REMEDY
-    )
-    attempts: int = setting(
-        3, "Attempts per episode, each in a new environment", low=1, high=1000, on_resume=REMEDY
-    )
+    parallel: int = free(32, "Number of parallel environments", low=1, high=4096)
+    start_seconds: float = remedy(60.0, "Timeout (seconds) for starting an environment", above=0)
+    step_seconds: float = remedy(60.0, "Timeout (seconds) for one step", above=0)
+    evaluate_seconds: float = remedy(60.0, "Timeout (seconds) for scoring the final state", above=0)
+    attempts: int = remedy(3, "Attempts per episode, each in a new environment", low=1, high=1000)
     partial: float = setting(
         0.0,
         "Desk only: maximum partial credit for an unfinished task, during training; 0: none",
         low=0,
         below=1,
     )
-    quarantine_after: int = setting(
-        3,
-        "Consecutive failures of a task before it is set aside; concurrent ones count once",
-        low=1,
-        on_resume=REMEDY,
+    quarantine_after: int = remedy(
+        3, "Consecutive failures of a task before it is set aside; concurrent ones count once", low=1
     )
-    outage_seconds: float = setting(
-        3600.0,
-        "Timeout (seconds) of a pause while no environment, or no vLLM server, works",
-        low=0,
-        high=LARGEST,
-        on_resume=FREE,
-    )
-    listen: str = setting(
-        "127.0.0.1:8700",
-        "Address (HOST:PORT) of `arpo env-host`; beyond this machine it requires a token",
-        on_resume=FREE,
+    outage_seconds: float = free(
+        3600.0, "Timeout (seconds) of a pause while no environment, or no vLLM server, works", low=0
     )
 
 
@@ -210,35 +183,29 @@ class OSWorldConfig:
         "local",
         'Provider of desktops: "local" (a sandbox on this machine), "docker" or another of desktop-env',
     )
-    python: str = setting(
-        ".venv-osworld/bin/python",
-        "Python interpreter with desktop-env installed (`arpo osworld install`)",
-        on_resume=FREE,
+    python: str = free(
+        ".venv-osworld/bin/python", "Python interpreter with desktop-env installed (`arpo osworld install`)"
     )
-    cache: str = setting(
-        "osworld-cache", "Folder of the files that `arpo osworld fetch-cache` downloads", on_resume=FREE
-    )
+    cache: str = free("osworld-cache", "Folder of the files that `arpo osworld fetch-cache` downloads")
     network: str = setting(
         "off", 'Network access of the desktops: "off", "on", or a file with the ids of tasks with access'
     )
     pause: float = setting(
-        2.0, "Pause (seconds) between an action and its screenshot, on virtual machines", low=0, high=LARGEST
+        2.0, "Pause (seconds) between an action and its screenshot, on virtual machines", low=0
     )
-    memory_megabytes: int = setting(
-        4096, "Memory (MiB) of one local desktop, its disk space included", low=512, on_resume=REMEDY
+    memory_megabytes: int = remedy(
+        4096, "Memory (MiB) of one local desktop, its disk space included", low=512
     )
-    cpus: float = setting(
-        4.0, "Maximum number of CPU cores that one local desktop keeps busy", above=0, on_resume=REMEDY
-    )
+    cpus: float = remedy(4.0, "Maximum number of CPU cores that one local desktop keeps busy", above=0)
     machine: str = setting("", "Path or id of the virtual machine, for providers that need it")
-    region: str = setting("", "Region of a cloud provider", on_resume=FREE)
+    region: str = free("", "Region of a cloud provider")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrowserConfig:
     """Web applications in Chromium (env.name = "browser")."""
 
-    program: str = setting("", "File of Chromium or Chrome; empty: the one that is installed", on_resume=FREE)
+    program: str = free("", "File of Chromium or Chrome; empty: the one that is installed")
     scale: float = setting(
         1.0,
         "Pixels of a screenshot per CSS pixel of a page: 2 is a screen of high resolution",
@@ -251,11 +218,10 @@ class BrowserConfig:
 class GymnasiumConfig:
     """Environments of other people (env.name = "gymnasium:ID" or "browsergym:ID")."""
 
-    python: str = setting(
+    python: str = free(
         "",
         "Python interpreter that has the environment; empty: .venv-browsergym/bin/python for browsergym, "
         "otherwise the one of this command",
-        on_resume=FREE,
     )
     actions: str = setting(
         "",
@@ -268,54 +234,43 @@ class GymnasiumConfig:
 class EngineConfig:
     """Inference engine. All keys after cache_gigabytes are for vllm."""
 
-    name: Literal["auto", "in_process", "vllm", "openai", "person"] = setting(
+    name: Literal["auto", "in_process", "vllm", "openai", "person"] = free(
         "auto",
         "Engine: in_process (the model of model.path), vllm (vLLM servers), openai (the servers of "
         "server.endpoints; for evaluation, and as a teacher in `arpo collect`), person (you, on a page; in "
         "`arpo collect`), auto (openai for `arpo eval osworld`, otherwise in_process)",
-        on_resume=FREE,
     )
-    cache_gigabytes: float = setting(
+    cache_gigabytes: float = free(
         0.0,
         "Memory (GiB) for the keys and values of running episodes; 0: the free memory of the GPU (vLLM on a "
         "CPU: 1)",
         low=0,
-        high=LARGEST,
-        on_resume=FREE,
     )
-    replicas: int = setting(
+    replicas: int = free(
         0,
         "Number of vLLM servers that a command starts and ends itself; 0: it uses engine.endpoints",
         low=0,
         high=1024,
-        on_resume=FREE,
     )
-    endpoints: str = setting(
+    endpoints: str = free(
         "http://127.0.0.1:9000",
         "URLs of vLLM servers of `arpo serve`, separated by commas; a port range such as 9000-9007 means one "
         "server per port",
-        on_resume=FREE,
     )
-    gpus: str = setting(
+    gpus: str = free(
         "",
         "GPUs of the servers to start, such as 1-7; 0,0 means two servers on GPU 0; empty: those that no "
         "learner uses",
-        on_resume=FREE,
     )
-    gpus_per_server: int = setting(
-        1, "GPUs of one server, which splits each layer between them", low=1, high=64, on_resume=FREE
+    gpus_per_server: int = free(1, "GPUs of one server, which splits each layer between them", low=1, high=64)
+    port: int = free(9000, "Port of the first server to start", low=1024, high=65_535)
+    python: str = free(
+        "", "Python interpreter that has vLLM; empty: the one of this command, or .venv-vllm/bin/python"
     )
-    port: int = setting(9000, "Port of the first server to start", low=1024, high=65_535, on_resume=FREE)
-    python: str = setting(
-        "",
-        "Python interpreter that has vLLM; empty: the one of this command, or .venv-vllm/bin/python",
-        on_resume=FREE,
-    )
-    weights: str = setting(
+    weights: str = free(
         "",
         "Folder for new weights, readable by all servers; empty: shared memory (/dev/shm) if it has space, "
         "otherwise, and on a cluster, the run folder",
-        on_resume=FREE,
     )
 
 
@@ -356,32 +311,20 @@ class RolloutConfig:
 class ServerConfig:
     """OpenAI-compatible servers, for engine.name = "openai"."""
 
-    endpoints: str = setting(
+    endpoints: str = free(
         "http://127.0.0.1:8000/v1",
         "URLs of OpenAI-compatible servers of one model, separated by commas; a port range such as 9000-9007 "
         "means one server per port",
-        on_resume=FREE,
     )
-    model: str = setting("ui-tars", "Name of the model on the servers", on_resume=UNJUDGED)
-    top_p: float = setting(
-        1.0,
-        "Nucleus sampling: total probability of the tokens to sample from",
-        above=0,
-        high=1,
-        on_resume=FREE,
+    model: str = setting("ui-tars", "Name of the model on the servers", on_resume=OnResume.UNJUDGED)
+    top_p: float = free(
+        1.0, "Nucleus sampling: total probability of the tokens to sample from", above=0, high=1
     )
-    frequency_penalty: float = setting(
-        0.0,
-        "Penalty for repeated tokens; the agent in OSWorld's repository uses 1",
-        low=-2,
-        high=2,
-        on_resume=FREE,
+    frequency_penalty: float = free(
+        0.0, "Penalty for repeated tokens; the agent in OSWorld's repository uses 1", low=-2, high=2
     )
-    stop: str = setting("", "Stop text at which an answer ends; empty: none", on_resume=FREE)
-    special_tokens: bool = setting(
-        True,
-        "Special tokens such as <|box_start|> in the answers; false for servers that reject the option",
-        on_resume=FREE,
+    special_tokens: bool = free(
+        True, "Special tokens such as <|box_start|> in the answers; false for servers that reject the option"
     )
 
 
@@ -389,38 +332,27 @@ class ServerConfig:
 class ClusterConfig:
     """Ray cluster: placement of vLLM servers, environment hosts and learner ranks."""
 
-    ray: str = setting(
+    ray: str = free(
         "",
         "Ray cluster: auto (the one of this machine, or of RAY_ADDRESS) or an address such as 10.0.0.1:6379; "
         "empty: everything runs on this machine",
-        on_resume=FREE,
     )
-    hosts: int = setting(
+    hosts: int = free(
         0,
         "Number of environment hosts on the cluster, each with an equal share of env.parallel; 0: the "
         "environments run as without a cluster",
         low=0,
         high=4096,
-        on_resume=FREE,
     )
-    host_nodes: str = setting(
-        "",
-        "Custom resource of the nodes for environment hosts, such as desktops; empty: all nodes",
-        on_resume=FREE,
+    host_nodes: str = free(
+        "", "Custom resource of the nodes for environment hosts, such as desktops; empty: all nodes"
     )
-    replica_nodes: str = setting(
-        "", "Custom resource of the nodes for vLLM servers; empty: all nodes", on_resume=FREE
-    )
-    rank_nodes: str = setting(
-        "", "Custom resource of the nodes for learner ranks; empty: all nodes", on_resume=FREE
-    )
-    wait_seconds: float = setting(
+    replica_nodes: str = free("", "Custom resource of the nodes for vLLM servers; empty: all nodes")
+    wait_seconds: float = free(
         60.0,
         "Timeout (seconds) of the wait for free resources at the start; longer if the cluster adds nodes on "
         "demand",
         low=0,
-        high=LARGEST,
-        on_resume=FREE,
     )
 
 
@@ -433,13 +365,15 @@ class TrainConfig:
         "Training method: online (GRPO and its variants), or offline from stored episodes (offline.source): "
         "rft, sft (the same loss, on successes of a teacher), dpo, kto",
     )
-    epochs: int = setting(30, "Passes over the training tasks", low=1, high=1_000_000, on_resume=LENGTH)
+    epochs: int = setting(
+        30, "Passes over the training tasks", low=1, high=1_000_000, on_resume=OnResume.LENGTH
+    )
     tasks: int = setting(
         0,
         "Number of tasks (groups) to play in all, instead of train.epochs; 0: train.epochs decides. Needed "
         "for desk:fresh without tasks.distinct",
         low=0,
-        on_resume=LENGTH,
+        on_resume=OnResume.LENGTH,
     )
     tasks_per_batch: int = setting(
         32, "Tasks (groups) per batch; all are played with the same policy", low=1, high=65_536
@@ -459,19 +393,16 @@ class TrainConfig:
         "wait for the learner",
         low=0,
         high=1000,
-        on_resume=LOWER,
+        on_resume=OnResume.LOWER,
     )
-    engine_kl_alarm: float = setting(
+    engine_kl_alarm: float = remedy(
         0.0,
         "Alarm threshold of engine_kl, the KL divergence between engine and learner; 0: 0.02, with "
         'model.dtype = "float32" 0.00001',
         low=0,
-        on_resume=REMEDY,
     )
-    engine_kl_skip: bool = setting(
-        False,
-        "No training on batches above train.engine_kl_alarm; costs one more forward pass per batch",
-        on_resume=REMEDY,
+    engine_kl_skip: bool = remedy(
+        False, "No training on batches above train.engine_kl_alarm; costs one more forward pass per batch"
     )
 
 
@@ -550,10 +481,9 @@ class ReplayConfig:
 class OfflineConfig:
     """Offline training: rft, sft, dpo, kto."""
 
-    source: str = setting("", "Folder with stored episodes, of `arpo collect` or of a run", on_resume=FREE)
-    passes: int = setting(4, "Epochs over the offline data", low=1, high=100_000, on_resume=LENGTH)
+    source: str = free("", "Folder with stored episodes, of `arpo collect` or of a run")
+    passes: int = setting(4, "Epochs over the offline data", low=1, high=100_000, on_resume=OnResume.LENGTH)
     batch: int = setting(64, "Trajectories per update; DPO: batch / 2 pairs", low=2, high=1_000_000)
-    beta: float = setting(0.1, "DPO and KTO: strength of the constraint to the base model", above=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -571,83 +501,45 @@ class OptimConfig:
     schedule: Literal["constant", "linear", "cosine"] = setting(
         "constant", "Learning rate after the warm-up: constant, or a decay to 0 at the end of training"
     )
-    tokens_per_microbatch: int = setting(
+    tokens_per_microbatch: int = free(
         4096,
         "Maximum tokens per micro-batch; changes memory and speed, not the gradient (except rounding)",
         low=1,
-        on_resume=FREE,
     )
-    ranks: int = setting(
-        1, "Processes that shard weights and samples, one GPU each", low=1, high=1024, on_resume=FREE
-    )
+    ranks: int = free(1, "Processes that shard weights and samples, one GPU each", low=1, high=1024)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvalConfig:
     """Evaluation."""
 
-    every: int = setting(
-        10, "Batches between evaluations; 0: only before and after training", low=0, on_resume=REMEDY
-    )
+    every: int = remedy(10, "Batches between evaluations; 0: only before and after training", low=0)
     temperature: float = setting(0.6, "Sampling temperature in evaluation; 0: greedy", low=0)
     rollouts: int = setting(
         4, "Episodes per training task; 0: training tasks are not evaluated", low=0, high=10_000
     )
     heldout_rollouts: int = setting(1, "Episodes per held-out task", low=1, high=10_000)
-    tasks: str = setting(
-        "evaluation_examples/test_all.json",
-        "Tasks of `arpo eval osworld`; values as in tasks.train",
-        on_resume=FREE,
-    )
-    results: str = setting(
-        "results", "Output directory of `arpo eval osworld`, in OSWorld's layout", on_resume=FREE
-    )
-    trials: str = setting(
-        "0",
-        "Names of the trials of `arpo eval osworld`, separated by commas; each plays every task once",
-        on_resume=FREE,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScreenConfig:
-    """Task screening: `arpo screen`."""
-
-    rollouts: int = setting(
-        16, "Episodes per task; tasks with a success are kept", low=1, high=10_000, on_resume=FREE
-    )
-    drop_always: bool = setting(False, "Removal of tasks that succeed in every episode", on_resume=FREE)
-    count: int = setting(
-        0, "Number of tasks to keep, those nearest to 50% success; 0: no selection", low=0, on_resume=FREE
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreConfig:
     """Checkpoints, stored screenshots, metric trackers."""
 
-    checkpoint_every: int = setting(1, "Batches between checkpoints", low=1, on_resume=FREE)
-    keep_checkpoints: int = setting(
-        2, "Number of checkpoints to keep; older ones are deleted", low=1, on_resume=FREE
+    checkpoint_every: int = free(1, "Batches between checkpoints", low=1)
+    keep_checkpoints: int = free(2, "Number of checkpoints to keep; older ones are deleted", low=1)
+    prune_every: int = free(
+        0, "Batches between deletions of screenshots that replay does not need; 0: keep all", low=0
     )
-    prune_every: int = setting(
-        0,
-        "Batches between deletions of screenshots that replay does not need; 0: keep all",
-        low=0,
-        on_resume=FREE,
-    )
-    token_stats: bool = setting(
+    token_stats: bool = free(
         False,
         "Entropy, ratio and clipping of each trained token in token_stats.jsonl, for `arpo view`; about 16 "
         "bytes a token and 110 an answer",
-        on_resume=FREE,
     )
-    tensorboard: bool = setting(True, "TensorBoard files in the run folder", on_resume=FREE)
-    wandb_project: str = setting(
+    tensorboard: bool = free(True, "TensorBoard files in the run folder")
+    wandb_project: str = free(
         "",
         "Weights & Biases project; empty: off. WANDB_ENTITY, WANDB_NAME and WANDB_TAGS of the process "
         "environment give the team, the name and the tags of the run",
-        on_resume=FREE,
     )
 
 
@@ -660,7 +552,5 @@ class PluginsConfig:
     curriculum: str = setting(
         "", "Order of the tasks in an epoch: function of (tasks, epoch, history, random generator)"
     )
-    tracker: str = setting("", "Additional metric tracker: class or function of (config)", on_resume=FREE)
-    callback: str = setting(
-        "", "Function called after each batch with (batch, metrics, groups)", on_resume=FREE
-    )
+    tracker: str = free("", "Additional metric tracker: class or function of (config)")
+    callback: str = free("", "Function called after each batch with (batch, metrics, groups)")

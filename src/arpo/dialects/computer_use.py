@@ -11,35 +11,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from arpo.actions import (
-    POINTER,
-    Action,
-    CallUser,
-    Click,
-    Direction,
-    DoubleClick,
-    Drag,
-    Fail,
-    Finished,
-    GiveAnswer,
-    Hotkey,
-    Hover,
-    KeyDown,
-    KeyUp,
-    LongPress,
-    MiddleClick,
-    MouseDown,
-    MouseUp,
-    OpenApp,
-    Point,
-    PressBack,
-    PressHome,
-    RightClick,
-    Scroll,
-    TripleClick,
-    Type,
-    Wait,
-)
+import arpo.actions as act
+from arpo.actions import POINTER, Action, Direction, Point
 from arpo.dialects.base import ParseError, clipped, is_coordinate, quoted, scroll_amount, wait_seconds
 from arpo.keyboard import canonical_keys
 
@@ -141,7 +114,11 @@ def _pointed(kind: Callable[..., Action]) -> Callable[[_Arguments], list[Action]
         click = kind(point=args.point("coordinate"))
         held = args.get("text")
         keys = args.keys(held) if held else ()
-        return [*(KeyDown(key=key) for key in keys), click, *(KeyUp(key=key) for key in reversed(keys))]
+        return [
+            *(act.KeyDown(key=key) for key in keys),
+            click,
+            *(act.KeyUp(key=key) for key in reversed(keys)),
+        ]
 
     return build
 
@@ -149,9 +126,9 @@ def _pointed(kind: Callable[..., Action]) -> Callable[[_Arguments], list[Action]
 def _drag(args: _Arguments) -> Action:
     end = args.get("coordinate2", "end_coordinate")
     if end is None:
-        return Drag(start=args.point("start_coordinate"), end=args.given_point("coordinate"))
+        return act.Drag(start=args.point("start_coordinate"), end=args.given_point("coordinate"))
     start = args.given_point("coordinate", "start_coordinate", "coordinate1")
-    return Drag(start=start, end=_point(args.action, "coordinate2", end))
+    return act.Drag(start=start, end=_point(args.action, "coordinate2", end))
 
 
 def _swipe(args: _Arguments) -> Action:
@@ -163,7 +140,7 @@ def _swipe(args: _Arguments) -> Action:
     if direction not in opposite:
         raise ParseError(f"swipe: direction must be one of {', '.join(opposite)}, got {quoted(direction)}")
     point = args.get("coordinate")
-    return Scroll(
+    return act.Scroll(
         point=None if point is None else _point("swipe", "coordinate", point), direction=opposite[direction]
     )
 
@@ -174,7 +151,7 @@ def _scroll(args: _Arguments) -> Action:
         raise ParseError(f"{args.action} needs pixels")
     ways = (Direction.RIGHT, Direction.LEFT) if args.action == "hscroll" else (Direction.UP, Direction.DOWN)
     point = args.get("coordinate")
-    return Scroll(
+    return act.Scroll(
         point=None if point is None else _point(args.action, "coordinate", point),
         direction=ways[pixels < 0],
         amount=scroll_amount(pixels),
@@ -183,33 +160,33 @@ def _scroll(args: _Arguments) -> Action:
 
 def _type(args: _Arguments) -> list[Action]:
     text = args.text("text")
-    cleared: list[Action] = [Hotkey(keys=("ctrl", "a")), Hotkey(keys=("backspace",))]
+    cleared: list[Action] = [act.Hotkey(keys=("ctrl", "a")), act.Hotkey(keys=("backspace",))]
     submit = text.endswith("\n") or args.flag("enter")
-    typed = Type(text=text.removesuffix("\n"), submit=submit)
+    typed = act.Type(text=text.removesuffix("\n"), submit=submit)
     return [*(cleared if args.flag("clear") else ()), typed]
 
 
 def _wait(args: _Arguments) -> Action:
     seconds = args.number("time", "duration")
-    return Wait(seconds=None if seconds is None else wait_seconds(seconds))
+    return act.Wait(seconds=None if seconds is None else wait_seconds(seconds))
 
 
 def _terminate(args: _Arguments) -> Action:
     status = args.get("status")
     if status is None or status in _SUCCESS:
-        return Finished()
+        return act.Finished()
     if status in _FAILURE:
-        return Fail()
+        return act.Fail()
     raise ParseError(f"terminate: status must be success or failure, got {_shown(status)}")
 
 
 def _system_button(args: _Arguments) -> Action:
     button = args.text("button").strip().lower()
     buttons: dict[str, Action] = {
-        "back": PressBack(),
-        "home": PressHome(),
-        "menu": Hotkey(keys=("menu",)),
-        "enter": Hotkey(keys=("enter",)),
+        "back": act.PressBack(),
+        "home": act.PressHome(),
+        "menu": act.Hotkey(keys=("menu",)),
+        "enter": act.Hotkey(keys=("enter",)),
     }
     if button not in buttons:
         raise ParseError(f"system_button: unknown button {quoted(button)}")
@@ -217,7 +194,7 @@ def _system_button(args: _Arguments) -> Action:
 
 
 def _key(args: _Arguments) -> Action:
-    return Hotkey(keys=args.keys(args.get("keys", "key", "text")))
+    return act.Hotkey(keys=args.keys(args.get("keys", "key", "text")))
 
 
 def _each_key(kind: Callable[..., Action]) -> Callable[[_Arguments], list[Action]]:
@@ -225,39 +202,39 @@ def _each_key(kind: Callable[..., Action]) -> Callable[[_Arguments], list[Action
 
 
 _BUILDERS: dict[str, Callable[[_Arguments], Action | list[Action]]] = {
-    "left_click": _pointed(Click),
-    "click": _pointed(Click),
-    "right_click": _pointed(RightClick),
-    "middle_click": _pointed(MiddleClick),
-    "double_click": _pointed(DoubleClick),
-    "triple_click": _pointed(TripleClick),
-    "left_mouse_down": _pointed(MouseDown),
-    "left_mouse_up": _pointed(MouseUp),
-    "long_press": lambda args: LongPress(point=args.given_point("coordinate")),
-    "mouse_move": lambda args: Hover(point=args.given_point("coordinate")),
+    "left_click": _pointed(act.Click),
+    "click": _pointed(act.Click),
+    "right_click": _pointed(act.RightClick),
+    "middle_click": _pointed(act.MiddleClick),
+    "double_click": _pointed(act.DoubleClick),
+    "triple_click": _pointed(act.TripleClick),
+    "left_mouse_down": _pointed(act.MouseDown),
+    "left_mouse_up": _pointed(act.MouseUp),
+    "long_press": lambda args: act.LongPress(point=args.given_point("coordinate")),
+    "mouse_move": lambda args: act.Hover(point=args.given_point("coordinate")),
     "left_click_drag": _drag,
     "drag": _drag,
     "swipe": _swipe,
     "scroll": _scroll,
     "hscroll": _scroll,
     "key": _key,
-    "key_down": _each_key(KeyDown),
-    "key_up": _each_key(KeyUp),
+    "key_down": _each_key(act.KeyDown),
+    "key_up": _each_key(act.KeyUp),
     "type": _type,
-    "open": lambda args: OpenApp(name=args.text("text")),
+    "open": lambda args: act.OpenApp(name=args.text("text")),
     "system_button": _system_button,
     "wait": _wait,
-    "answer": lambda args: GiveAnswer(text=args.text("text")),
+    "answer": lambda args: act.GiveAnswer(text=args.text("text")),
     "terminate": _terminate,
-    "call_user": lambda args: CallUser(),
-    "interact": lambda args: CallUser(),
-    "ask_user": lambda args: CallUser(),
+    "call_user": lambda args: act.CallUser(),
+    "interact": lambda args: act.CallUser(),
+    "ask_user": lambda args: act.CallUser(),
 }
 
 _POINTED: Mapping[type[Action], str] = {
-    Click: "left_click", RightClick: "right_click", MiddleClick: "middle_click", DoubleClick: "double_click",
-    TripleClick: "triple_click", MouseDown: "left_mouse_down", MouseUp: "left_mouse_up",
-    LongPress: "long_press", Hover: "mouse_move",
+    act.Click: "left_click", act.RightClick: "right_click", act.MiddleClick: "middle_click",
+    act.DoubleClick: "double_click", act.TripleClick: "triple_click", act.MouseDown: "left_mouse_down",
+    act.MouseUp: "left_mouse_up", act.LongPress: "long_press", act.Hover: "mouse_move",
 }  # fmt: skip
 _NOTCHES = 5  # of a scroll without an amount
 
@@ -266,40 +243,43 @@ def from_action(action: Action) -> dict[str, Any]:
     """The arguments of the call for an action."""
     match action:
         case (
-            Click() | RightClick() | MiddleClick() | DoubleClick() | TripleClick() | MouseDown() | MouseUp()
-            | LongPress() | Hover()
+            act.Click() | act.RightClick() | act.MiddleClick() | act.DoubleClick() | act.TripleClick()
+            | act.MouseDown() | act.MouseUp() | act.LongPress() | act.Hover()
         ):  # fmt: skip
             return {"action": _POINTED[type(action)], "coordinate": _pixels(action.point)}
-        case Drag(start=start, end=end):
+        case act.Drag(start=start, end=end):
             places = {"start_coordinate": _pixels(start), "coordinate": _pixels(end)}
             return {"action": "left_click_drag", **places}
-        case Scroll(point=place, direction=direction, amount=amount):
+        case act.Scroll(point=place, direction=direction, amount=amount):
             sideways = direction in (Direction.LEFT, Direction.RIGHT)
             sign = 1 if direction in (Direction.UP, Direction.RIGHT) else -1
             where = {} if place is None else {"coordinate": _pixels(place)}
             notches = sign * (_NOTCHES if amount is None else amount)
             return {"action": "hscroll" if sideways else "scroll", **where, "pixels": notches}
-        case Hotkey(keys=keys):
+        case act.Hotkey(keys=keys):
             return {"action": "key", "keys": list(keys)}
-        case KeyDown(key=key):
+        case act.KeyDown(key=key):
             return {"action": "key_down", "keys": [key]}
-        case KeyUp(key=key):
+        case act.KeyUp(key=key):
             return {"action": "key_up", "keys": [key]}
-        case Type(text=text, submit=submit):
+        case act.Type(text=text, submit=submit):
             return {"action": "type", "text": text + submit * "\n"}
-        case OpenApp(name=name):
+        case act.OpenApp(name=name):
             return {"action": "open", "text": name}
-        case PressHome() | PressBack():
-            return {"action": "system_button", "button": "Home" if isinstance(action, PressHome) else "Back"}
-        case Wait(seconds=seconds):
+        case act.PressHome() | act.PressBack():
+            return {
+                "action": "system_button",
+                "button": "Home" if isinstance(action, act.PressHome) else "Back",
+            }
+        case act.Wait(seconds=seconds):
             return {"action": "wait"} | ({} if seconds is None else {"time": seconds})
-        case GiveAnswer(text=text):
+        case act.GiveAnswer(text=text):
             return {"action": "answer", "text": text}
-        case Finished():
+        case act.Finished():
             return {"action": "terminate", "status": "success"}
-        case Fail():
+        case act.Fail():
             return {"action": "terminate", "status": "failure"}
-        case CallUser():
+        case act.CallUser():
             return {"action": "call_user"}
 
 

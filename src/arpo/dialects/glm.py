@@ -13,24 +13,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from arpo.actions import (
-    Action,
-    Click,
-    Direction,
-    DoubleClick,
-    Drag,
-    Fail,
-    Finished,
-    GiveAnswer,
-    Hotkey,
-    Hover,
-    MiddleClick,
-    Point,
-    RightClick,
-    Scroll,
-    Type,
-    Wait,
-)
+import arpo.actions as act
+from arpo.actions import Action, Direction, Point
 from arpo.dialects.base import (
     Answer,
     Dialect,
@@ -102,7 +86,7 @@ def _pointed(kind: Callable[..., Action]) -> Callable[[str, dict[str, Any]], Act
 
 
 def _drag(call: str, arguments: dict[str, Any]) -> Action:
-    return Drag(start=_point(call, "start_box", arguments), end=_point(call, "end_box", arguments))
+    return act.Drag(start=_point(call, "start_box", arguments), end=_point(call, "end_box", arguments))
 
 
 def _scroll(call: str, arguments: dict[str, Any]) -> Action:
@@ -114,12 +98,12 @@ def _scroll(call: str, arguments: dict[str, Any]) -> Action:
     if not is_coordinate(step):
         raise ParseError(f"scroll(): step must be a number, got {clipped(repr(step))}")
     point = _point(call, "start_box", arguments) if "start_box" in arguments else None
-    return Scroll(point=point, direction=Direction(direction), amount=scroll_amount(step))
+    return act.Scroll(point=point, direction=Direction(direction), amount=scroll_amount(step))
 
 
 def _key(call: str, arguments: dict[str, Any]) -> Action:
     try:
-        return Hotkey(keys=canonical_keys(_text(call, "keys", arguments)))
+        return act.Hotkey(keys=canonical_keys(_text(call, "keys", arguments)))
     except ParseError:
         raise
     except ValueError as error:
@@ -128,23 +112,23 @@ def _key(call: str, arguments: dict[str, Any]) -> Action:
 
 def _type(call: str, arguments: dict[str, Any]) -> Action:
     text = _text(call, "content", arguments)
-    return Type(text=text.removesuffix("\n"), submit=text.endswith("\n"))
+    return act.Type(text=text.removesuffix("\n"), submit=text.endswith("\n"))
 
 
 _BUILDERS: dict[str, Callable[[str, dict[str, Any]], Action]] = {
-    "left_click": _pointed(Click),
-    "right_click": _pointed(RightClick),
-    "middle_click": _pointed(MiddleClick),
-    "left_double_click": _pointed(DoubleClick),
-    "hover": _pointed(Hover),
+    "left_click": _pointed(act.Click),
+    "right_click": _pointed(act.RightClick),
+    "middle_click": _pointed(act.MiddleClick),
+    "left_double_click": _pointed(act.DoubleClick),
+    "hover": _pointed(act.Hover),
     "left_drag": _drag,
     "key": _key,
     "type": _type,
     "scroll": _scroll,
-    "answer": lambda call, arguments: GiveAnswer(text=_text(call, "content", arguments)),
-    "WAIT": lambda call, arguments: Wait(seconds=_WAIT_SECONDS),
-    "DONE": lambda call, arguments: Finished(),
-    "FAIL": lambda call, arguments: Fail(),
+    "answer": lambda call, arguments: act.GiveAnswer(text=_text(call, "content", arguments)),
+    "WAIT": lambda call, arguments: act.Wait(seconds=_WAIT_SECONDS),
+    "DONE": lambda call, arguments: act.Finished(),
+    "FAIL": lambda call, arguments: act.Fail(),
 }
 
 GLM_4_5V = Dialect(

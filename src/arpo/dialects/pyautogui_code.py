@@ -16,30 +16,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from arpo.actions import (
-    POINTER,
-    Action,
-    Click,
-    Direction,
-    DoubleClick,
-    Drag,
-    Fail,
-    Finished,
-    GiveAnswer,
-    Hotkey,
-    Hover,
-    KeyDown,
-    KeyUp,
-    MiddleClick,
-    MouseDown,
-    MouseUp,
-    Point,
-    RightClick,
-    Scroll,
-    TripleClick,
-    Type,
-    Wait,
-)
+import arpo.actions as act
+from arpo.actions import POINTER, Action, Direction, Point
 from arpo.dialects.base import (
     AGENTS,
     MAX_CALLS,
@@ -81,8 +59,8 @@ def parse(text: str) -> Answer:
         if call.name not in _BUILDERS:
             raise ParseError(f"unknown function {quoted(call.name)}")
         built = _BUILDERS[call.name](call)
-        if clipboard and built == [Hotkey(keys=("ctrl", "v"))]:
-            built = [Type(text=clipboard)]
+        if clipboard and built == [act.Hotkey(keys=("ctrl", "v"))]:
+            built = [act.Type(text=clipboard)]
         actions += built
         if len(actions) > MAX_CALLS:
             break
@@ -146,11 +124,11 @@ def _refuse_button(call: LiteralCall, values: dict[str, Any]) -> None:
 
 
 _CLICKS: dict[tuple[str, int], Callable[..., Action]] = {
-    ("left", 1): Click,
-    ("left", 2): DoubleClick,
-    ("left", 3): TripleClick,
-    ("right", 1): RightClick,
-    ("middle", 1): MiddleClick,
+    ("left", 1): act.Click,
+    ("left", 2): act.DoubleClick,
+    ("left", 3): act.TripleClick,
+    ("right", 1): act.RightClick,
+    ("middle", 1): act.MiddleClick,
 }
 
 
@@ -181,13 +159,13 @@ def _held(kind: Callable[..., Action]) -> Callable[[LiteralCall], list[Action]]:
 
 
 def _move(call: LiteralCall) -> list[Action]:
-    return [Hover(point=_point(call, call.bound("x", "y", "duration", "tween")))]
+    return [act.Hover(point=_point(call, call.bound("x", "y", "duration", "tween")))]
 
 
 def _drag(call: LiteralCall) -> list[Action]:
     values = call.bound("x", "y", "duration", "tween", "button", "mouseDownUp")
     _refuse_button(call, values)
-    return [Drag(start=POINTER, end=_point(call, values))]
+    return [act.Drag(start=POINTER, end=_point(call, values))]
 
 
 def _scroll(call: LiteralCall) -> list[Action]:
@@ -197,7 +175,7 @@ def _scroll(call: LiteralCall) -> list[Action]:
     ways = (Direction.RIGHT, Direction.LEFT) if horizontal else (Direction.UP, Direction.DOWN)
     point = _point(call, values)
     return [
-        Scroll(
+        act.Scroll(
             point=None if point is POINTER else point,
             direction=ways[notches < 0],
             amount=scroll_amount(notches),
@@ -213,12 +191,12 @@ def _press(call: LiteralCall) -> list[Action]:
     keys = _keys(call, values.get("keys", values.get("key")))
     if len(keys) * presses > MAX_CALLS:
         raise ParseError(f"the answer has more than {MAX_CALLS} calls")
-    return [Hotkey(keys=pressed) for _ in range(int(presses)) for pressed in keys]
+    return [act.Hotkey(keys=pressed) for _ in range(int(presses)) for pressed in keys]
 
 
 def _hotkey(call: LiteralCall) -> list[Action]:
     given = call.positional[0] if len(call.positional) == 1 else list(call.positional)
-    return [Hotkey(keys=tuple(key for keys in _keys(call, given) for key in keys))]
+    return [act.Hotkey(keys=tuple(key for keys in _keys(call, given) for key in keys))]
 
 
 def _set_key(kind: Callable[..., Action]) -> Callable[[LiteralCall], list[Action]]:
@@ -232,52 +210,52 @@ def _write(call: LiteralCall) -> list[Action]:
     values = call.bound("message", "interval")
     value = values.get("message", values.get("text"))
     if isinstance(value, list):
-        return [Hotkey(keys=keys) for keys in _keys(call, value)]
+        return [act.Hotkey(keys=keys) for keys in _keys(call, value)]
     text = _text(call, "message", {"message": value})
-    return [Type(text=text.removesuffix("\n"), submit=text.endswith("\n"))]
+    return [act.Type(text=text.removesuffix("\n"), submit=text.endswith("\n"))]
 
 
 def _sleep(call: LiteralCall) -> list[Action]:
-    return [Wait(seconds=wait_seconds(_number(call, "seconds", call.bound("seconds"))))]
+    return [act.Wait(seconds=wait_seconds(_number(call, "seconds", call.bound("seconds"))))]
 
 
 def _terminate(call: LiteralCall) -> list[Action]:
     values = call.bound("status", "answer")
     answer = values.get("answer")
-    answered: list[Action] = [GiveAnswer(text=answer)] if isinstance(answer, str) and answer else []
+    answered: list[Action] = [act.GiveAnswer(text=answer)] if isinstance(answer, str) and answer else []
     match values.get("status"):
         case "success":
-            return [*answered, Finished()]
+            return [*answered, act.Finished()]
         case "failure" | "fail":
-            return [*answered, Fail()]
+            return [*answered, act.Fail()]
     raise ParseError(f"{call.name}(): status must be success or failure")
 
 
 _BUILDERS: dict[str, Callable[[LiteralCall], list[Action]]] = {
     "pyautogui.click": _click,
-    "pyautogui.leftClick": _pointed(Click),
-    "pyautogui.rightClick": _pointed(RightClick),
-    "pyautogui.middleClick": _pointed(MiddleClick),
-    "pyautogui.doubleClick": _pointed(DoubleClick),
-    "pyautogui.tripleClick": _pointed(TripleClick),
+    "pyautogui.leftClick": _pointed(act.Click),
+    "pyautogui.rightClick": _pointed(act.RightClick),
+    "pyautogui.middleClick": _pointed(act.MiddleClick),
+    "pyautogui.doubleClick": _pointed(act.DoubleClick),
+    "pyautogui.tripleClick": _pointed(act.TripleClick),
     "pyautogui.moveTo": _move,
     "pyautogui.dragTo": _drag,
-    "pyautogui.mouseDown": _held(MouseDown),
-    "pyautogui.mouseUp": _held(MouseUp),
+    "pyautogui.mouseDown": _held(act.MouseDown),
+    "pyautogui.mouseUp": _held(act.MouseUp),
     "pyautogui.scroll": _scroll,
     "pyautogui.vscroll": _scroll,
     "pyautogui.hscroll": _scroll,
     "pyautogui.press": _press,
-    "pyautogui.keyDown": _set_key(KeyDown),
-    "pyautogui.keyUp": _set_key(KeyUp),
+    "pyautogui.keyDown": _set_key(act.KeyDown),
+    "pyautogui.keyUp": _set_key(act.KeyUp),
     "pyautogui.hotkey": _hotkey,
     "pyautogui.write": _write,
     "pyautogui.typewrite": _write,
     "pyautogui.sleep": _sleep,
     "time.sleep": _sleep,
-    "computer.triple_click": _pointed(TripleClick),
-    "computer.tripleClick": _pointed(TripleClick),
-    "computer.wait": lambda call: [Wait(seconds=_WAIT_SECONDS)],
+    "computer.triple_click": _pointed(act.TripleClick),
+    "computer.tripleClick": _pointed(act.TripleClick),
+    "computer.wait": lambda call: [act.Wait(seconds=_WAIT_SECONDS)],
     "computer.terminate": _terminate,
 }
 

@@ -164,34 +164,6 @@ def _conclusion(text: str) -> str:
 
 _QWEN2_5 = "Qwen25VLAgent.predict"
 _QWEN3 = "Qwen3VLAgent.predict"
-QWEN2_5_VL = Dialect(
-    name="qwen2_5_vl",
-    names=r"qwen2[._-]?5-?vl",
-    types=("qwen2_5_vl",),
-    coordinates=Coordinates(full=None, floor=True),
-    parse=parse,
-    write=write,
-    examples=_EXAMPLES,
-    prompt=f"{AGENTS}/qwen25vl_agent.py:{_QWEN2_5}.instruction_prompt,system={_QWEN2_5}.system_prompt,"
-    "previous_actions_str={history|None}",
-    layout=Layout.WITH_FIRST_SCREENSHOT,
-    history=History.TEXT,
-    summary=_announcement,
-)
-QWEN3_VL = Dialect(
-    name="qwen3_vl",
-    names=r"qwen3-?vl",
-    types=("qwen3_vl",),
-    coordinates=RELATIVE,
-    parse=parse,
-    write=write,
-    examples=_EXAMPLES,
-    prompt=f"{AGENTS}/qwen3vl_agent.py:{_QWEN3}.instruction_prompt,system={_QWEN3}.system_prompt,"
-    "previous_actions_str={history|None},coordinate_type=relative",
-    layout=Layout.WITH_FIRST_SCREENSHOT,
-    history=History.TEXT,
-    summary=_action_line,
-)
 EVOCUA = Dialect(
     name="evocua",
     names=r"evocua",
@@ -201,14 +173,32 @@ EVOCUA = Dialect(
     write=write,
     examples=_EXAMPLES,
 )
-GUI_OWL = Dialect(
+QWEN3_VL = replace(
+    EVOCUA,
+    name="qwen3_vl",
+    names=r"qwen3-?vl",
+    prompt=f"{AGENTS}/qwen3vl_agent.py:{_QWEN3}.instruction_prompt,system={_QWEN3}.system_prompt,"
+    "previous_actions_str={history|None},coordinate_type=relative",
+    layout=Layout.WITH_FIRST_SCREENSHOT,
+    history=History.TEXT,
+    summary=_action_line,
+)
+QWEN2_5_VL = replace(
+    QWEN3_VL,
+    name="qwen2_5_vl",
+    names=r"qwen2[._-]?5-?vl",
+    types=("qwen2_5_vl",),
+    coordinates=Coordinates(full=None, floor=True),
+    prompt=f"{AGENTS}/qwen25vl_agent.py:{_QWEN2_5}.instruction_prompt,system={_QWEN2_5}.system_prompt,"
+    "previous_actions_str={history|None}",
+    summary=_announcement,
+)
+GUI_OWL = replace(
+    EVOCUA,
     name="gui_owl",
     names=r"gui-?owl(?!-1\.5)",
     types=("qwen2_5_vl",),
     coordinates=PIXELS,
-    parse=parse,
-    write=write,
-    examples=_EXAMPLES,
     prompt=f"{AGENTS}/owl_agent.py:get_prompt.user_prompt,system=+OWL_PROMPT,"
     "history={history|No history. This is the first step.}",
     layout=Layout.NEWEST_SCREENSHOT_ALONE,

@@ -12,36 +12,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from arpo.actions import (
-    Action,
-    CallUser,
-    Click,
-    Direction,
-    DoubleClick,
-    Drag,
-    Fail,
-    Finished,
-    GiveAnswer,
-    Hotkey,
-    Hover,
-    KeyDown,
-    KeyUp,
-    LongPress,
-    MiddleClick,
-    MouseDown,
-    MouseUp,
-    OpenApp,
-    Point,
-    PressBack,
-    PressHome,
-    RightClick,
-    Scroll,
-    TripleClick,
-    Type,
-    Wait,
-    render,
-)
+import arpo.actions as act
+from arpo.actions import Action, Direction, Point, render
 from arpo.dialects.base import (
     MAX_CALLS,
     MAX_COORDINATE,
@@ -128,61 +102,61 @@ _POINT_NAMES = ("start_box", "point", "start_point")
 _END_NAMES = ("end_box", "end_point")
 
 
-def _scroll(args: _Arguments) -> Scroll:
+def _scroll(args: _Arguments) -> act.Scroll:
     direction = args.text("direction").strip().lower()
     if direction not in set(Direction):
         raise ParseError(
             f"scroll(): direction= must be one of {', '.join(Direction)}, got {quoted(direction)}"
         )
     point, amount = args.optional(*_POINT_NAMES), args.number("amount")
-    return Scroll(
+    return act.Scroll(
         point=_point(point) if point else None,
         direction=Direction(direction),
         amount=None if amount is None else scroll_amount(amount),
     )
 
 
-def _type(args: _Arguments) -> Type:
+def _type(args: _Arguments) -> act.Type:
     content = args.text("content")
-    return Type(text=content.removesuffix("\n"), submit=content.endswith("\n"))
+    return act.Type(text=content.removesuffix("\n"), submit=content.endswith("\n"))
 
 
-def _wait(args: _Arguments) -> Wait:
+def _wait(args: _Arguments) -> act.Wait:
     seconds = args.number("seconds")
-    return Wait(seconds=None if seconds is None else wait_seconds(seconds))
+    return act.Wait(seconds=None if seconds is None else wait_seconds(seconds))
 
 
-def _call_user(args: _Arguments) -> CallUser:
+def _call_user(args: _Arguments) -> act.CallUser:
     args.optional("content")
-    return CallUser()
+    return act.CallUser()
 
 
 _BUILDERS: dict[str, Callable[[_Arguments], Action]] = {
-    "click": lambda args: Click(point=args.point(*_POINT_NAMES)),
-    "left_single": lambda args: Click(point=args.point(*_POINT_NAMES)),
-    "left_double": lambda args: DoubleClick(point=args.point(*_POINT_NAMES)),
-    "right_single": lambda args: RightClick(point=args.point(*_POINT_NAMES)),
-    "middle_single": lambda args: MiddleClick(point=args.point(*_POINT_NAMES)),
-    "left_triple": lambda args: TripleClick(point=args.point(*_POINT_NAMES)),
-    "mouse_down": lambda args: MouseDown(point=args.point(*_POINT_NAMES)),
-    "mouse_up": lambda args: MouseUp(point=args.point(*_POINT_NAMES)),
-    "hover": lambda args: Hover(point=args.point(*_POINT_NAMES)),
-    "long_press": lambda args: LongPress(point=args.point(*_POINT_NAMES)),
-    "drag": lambda args: Drag(start=args.point(*_POINT_NAMES), end=args.point(*_END_NAMES)),
-    "select": lambda args: Drag(start=args.point(*_POINT_NAMES), end=args.point(*_END_NAMES)),
+    "click": lambda args: act.Click(point=args.point(*_POINT_NAMES)),
+    "left_single": lambda args: act.Click(point=args.point(*_POINT_NAMES)),
+    "left_double": lambda args: act.DoubleClick(point=args.point(*_POINT_NAMES)),
+    "right_single": lambda args: act.RightClick(point=args.point(*_POINT_NAMES)),
+    "middle_single": lambda args: act.MiddleClick(point=args.point(*_POINT_NAMES)),
+    "left_triple": lambda args: act.TripleClick(point=args.point(*_POINT_NAMES)),
+    "mouse_down": lambda args: act.MouseDown(point=args.point(*_POINT_NAMES)),
+    "mouse_up": lambda args: act.MouseUp(point=args.point(*_POINT_NAMES)),
+    "hover": lambda args: act.Hover(point=args.point(*_POINT_NAMES)),
+    "long_press": lambda args: act.LongPress(point=args.point(*_POINT_NAMES)),
+    "drag": lambda args: act.Drag(start=args.point(*_POINT_NAMES), end=args.point(*_END_NAMES)),
+    "select": lambda args: act.Drag(start=args.point(*_POINT_NAMES), end=args.point(*_END_NAMES)),
     "scroll": _scroll,
-    "hotkey": lambda args: Hotkey(keys=args.keys()),
-    "press": lambda args: Hotkey(keys=args.keys()),
-    "keydown": lambda args: KeyDown(key=args.key()),
-    "keyup": lambda args: KeyUp(key=args.key()),
+    "hotkey": lambda args: act.Hotkey(keys=args.keys()),
+    "press": lambda args: act.Hotkey(keys=args.keys()),
+    "keydown": lambda args: act.KeyDown(key=args.key()),
+    "keyup": lambda args: act.KeyUp(key=args.key()),
     "type": _type,
-    "open_app": lambda args: OpenApp(name=args.text("app_name", "content", "name")),
-    "press_home": lambda args: PressHome(),
-    "press_back": lambda args: PressBack(),
+    "open_app": lambda args: act.OpenApp(name=args.text("app_name", "content", "name")),
+    "press_home": lambda args: act.PressHome(),
+    "press_back": lambda args: act.PressBack(),
     "wait": _wait,
-    "answer": lambda args: GiveAnswer(text=args.text("content", "text")),
-    "finished": lambda args: Finished(content=args.optional("content") or ""),
-    "error_env": lambda args: Fail(),
+    "answer": lambda args: act.GiveAnswer(text=args.text("content", "text")),
+    "finished": lambda args: act.Finished(content=args.optional("content") or ""),
+    "error_env": lambda args: act.Fail(),
     "call_user": _call_user,
 }
 
@@ -327,13 +301,6 @@ UI_TARS_1_5 = Dialect(
     examples=_EXAMPLES,
     prompt="desk",
 )
-UI_TARS = Dialect(
-    name="ui_tars",
-    names=r"ui-?tars",
-    types=("qwen2_vl",),
-    coordinates=THOUSANDTHS,
-    parse=parse,
-    write=render,
-    examples=_EXAMPLES,
-    prompt="desk",
+UI_TARS = replace(
+    UI_TARS_1_5, name="ui_tars", names=r"ui-?tars", types=("qwen2_vl",), coordinates=THOUSANDTHS
 )

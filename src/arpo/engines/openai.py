@@ -166,7 +166,6 @@ class OpenAIEngine:
             "top_p": settings.top_p,
             "max_tokens": sampling.max_tokens,
             "seed": sampling.seed,
-            **({"stop": settings.stop} if settings.stop else {}),
             **({"frequency_penalty": settings.frequency_penalty} if settings.frequency_penalty else {}),
             **({"skip_special_tokens": False} if settings.special_tokens else {}),
         }

@@ -5,35 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+import arpo.actions as act
 from arpo import errors
-from arpo.actions import (
-    Action,
-    CallUser,
-    Click,
-    Direction,
-    DoubleClick,
-    Drag,
-    Fail,
-    Finished,
-    GiveAnswer,
-    Hotkey,
-    Hover,
-    KeyDown,
-    KeyUp,
-    LongPress,
-    MiddleClick,
-    MouseDown,
-    MouseUp,
-    OpenApp,
-    Point,
-    PressBack,
-    PressHome,
-    RightClick,
-    Scroll,
-    TripleClick,
-    Type,
-    Wait,
-)
+from arpo.actions import Action, Direction, Point
 from arpo.config import EnvConfig
 from arpo.envs import pool, return_values
 from arpo.envs.base import Env
@@ -42,7 +16,15 @@ from arpo.envs.pool import GuardedEnv
 from arpo.errors import EnvError, EnvTimeout, boundary
 from arpo.types import Observation, StepResult, Task
 
-_POINTED = (Click, DoubleClick, RightClick, MiddleClick, TripleClick, Hover, LongPress)
+_POINTED = (
+    act.Click,
+    act.DoubleClick,
+    act.RightClick,
+    act.MiddleClick,
+    act.TripleClick,
+    act.Hover,
+    act.LongPress,
+)
 MAX_TIMEOUTS = 2  # of a call; then it is not tried again
 # How to correct an exception of a call.
 REMEDIES = {
@@ -125,27 +107,27 @@ def every_action(width: int, height: int) -> tuple[Action, ...]:
     """Return actions of every class, with points inside the screen; the terminal ones come last."""
     centre, corner = Point(width // 2, height // 2), Point(width - 1, height - 1)
     pointed = [kind(point=centre) for kind in _POINTED]
-    scrolls = [Scroll(point=centre, direction=way) for way in Direction]
+    scrolls = [act.Scroll(point=centre, direction=way) for way in Direction]
     return (
         *pointed,
         *scrolls,
-        Scroll(point=None, direction=Direction.DOWN),
-        Scroll(point=centre, direction=Direction.UP, amount=3),
-        MouseDown(point=centre),
-        MouseUp(point=corner),
-        Drag(start=centre, end=corner),
-        Hotkey(keys=("ctrl", "a")),
-        Hotkey(keys=("pagedown",)),
-        KeyDown(key="shift"),
-        KeyUp(key="shift"),
-        Type(text='it\'s "两" lines\nof text', submit=True),
-        OpenApp(name="Notes"),
-        PressHome(),
-        PressBack(),
-        Wait(),
-        Wait(seconds=0.5),
-        GiveAnswer(text="42"),
-        Finished(content="done"),
-        Fail(),
-        CallUser(),
+        act.Scroll(point=None, direction=Direction.DOWN),
+        act.Scroll(point=centre, direction=Direction.UP, amount=3),
+        act.MouseDown(point=centre),
+        act.MouseUp(point=corner),
+        act.Drag(start=centre, end=corner),
+        act.Hotkey(keys=("ctrl", "a")),
+        act.Hotkey(keys=("pagedown",)),
+        act.KeyDown(key="shift"),
+        act.KeyUp(key="shift"),
+        act.Type(text='it\'s "两" lines\nof text', submit=True),
+        act.OpenApp(name="Notes"),
+        act.PressHome(),
+        act.PressBack(),
+        act.Wait(),
+        act.Wait(seconds=0.5),
+        act.GiveAnswer(text="42"),
+        act.Finished(content="done"),
+        act.Fail(),
+        act.CallUser(),
     )

@@ -85,8 +85,8 @@ class HostProgram:
     def __init__(self, config: Config, listen: str, token: str) -> None:
         self.url = ""
         self._config = config
-        env = replace(config.env, hosts="", listen=f"{listen}:0")
-        self._recipe = to_toml(replace(config, env=env))
+        self._address = f"{listen}:0"
+        self._recipe = to_toml(replace(config, env=replace(config.env, hosts="")))
         self._grace_seconds = config.env.step_seconds
         variables = PROVIDER_VARIABLES.get(config.osworld.provider, ())
         self._variables = {**clean_environment(*variables), wire.TOKEN_VARIABLE: token}
@@ -97,9 +97,9 @@ class HostProgram:
         self._folder = TemporaryDirectory(prefix="arpo-host-")
         recipe, self._ready = (Path(self._folder.name, name) for name in (RECIPE, READY))
         recipe.write_text(self._recipe, "utf-8")
-        words = ("env-host", str(recipe), "--ready-file", str(self._ready), "--with-parent")
+        words = ("env-host", str(recipe), "--listen", self._address, "--ready-file", str(self._ready))
         return Child(
-            python_command("arpo", *words, python=_interpreter(self._config)),
+            python_command("arpo", *words, "--with-parent", python=_interpreter(self._config)),
             env=self._variables,
             grace_seconds=self._grace_seconds,
         )

@@ -276,7 +276,7 @@ async def hosting(
     try:
         listeners = bind(listen.host, listen.port)
     except OSError as error:
-        raise UserError(f"env.listen = {listen.host}:{listen.port}: {error.strerror}") from error
+        raise UserError(f"--listen {listen.host}:{listen.port}: {error.strerror}") from error
     try:
         async with listening(host.application(), listeners, host.connections) as port:
             yield listen.url(port)
@@ -284,13 +284,15 @@ async def hosting(
         await host.close()
 
 
-def run_host(config: Config, ready_file: Path | None, with_parent: bool, make_host: MakeHost = Host) -> int:
+def run_host(
+    config: Config, address: str, ready_file: Path | None, with_parent: bool, make_host: MakeHost = Host
+) -> int:
     """`arpo env-host`: serve until SIGINT or SIGTERM, or with `with_parent` until stdin closes."""
     parent = _ParentWatch()
     if with_parent:
         parent.watch(grace_seconds=2 * config.env.step_seconds)
     token = wire.read_token(os.environ)
-    listen = Listen.read(config.env.listen).checked(token)
+    listen = Listen.read(address).checked(token)
     raise_descriptor_limit(config.env.parallel)
 
     async def serve(factory: EnvFactory) -> None:

@@ -14,7 +14,7 @@ from arpo.processes.environment import MIN_SECRET_LENGTH, is_loopback
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listen:
-    """An address to listen on, from `env.listen`."""
+    """An address to listen on: --listen of `arpo env-host`."""
 
     host: str
     port: int  # 0: any free port
@@ -25,14 +25,14 @@ class Listen:
         host, _, port = text.rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
         if not (host and re.fullmatch(r"[0-9]{1,5}", port) and int(port) < 65536):
-            raise UserError(f"env.listen = {text!r}: not HOST:PORT: use for example 127.0.0.1:8700")
+            raise UserError(f"--listen {text!r}: not HOST:PORT: use for example 127.0.0.1:8700")
         return cls(host=host, port=int(port))
 
     def checked(self, token: str | None) -> Listen:
         """Return self. Raises UserError for an address beyond loopback without a token."""
         if token is None and not is_loopback(self.host):
             raise UserError(
-                f"env.listen: {self.host} is reachable from other machines, but there is no token: set "
+                f"--listen: {self.host} is reachable from other machines, but there is no token: set "
                 f"{wire.TOKEN_VARIABLE} on the host and on its callers to the same secret of at least "
                 f"{MIN_SECRET_LENGTH} characters, or listen on 127.0.0.1"
             )

@@ -10,27 +10,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-from arpo.actions import (
-    Action,
-    Click,
-    Direction,
-    DoubleClick,
-    Drag,
-    Hotkey,
-    Hover,
-    KeyDown,
-    KeyUp,
-    LongPress,
-    MiddleClick,
-    MouseDown,
-    MouseUp,
-    Point,
-    RightClick,
-    Scroll,
-    TripleClick,
-    Type,
-    Wait,
-)
+import arpo.actions as act
+from arpo.actions import Action, Direction, Point
 
 Literal = str | int | float
 
@@ -65,44 +46,44 @@ def program(actions: Sequence[Action]) -> str:
 
 def _statements(action: Action) -> list[ast.stmt]:
     match action:
-        case Click(point=point):
+        case act.Click(point=point):
             return [_gui("click", *_pixel(point))]
-        case DoubleClick(point=point):
+        case act.DoubleClick(point=point):
             return [_gui("doubleClick", *_pixel(point))]
-        case RightClick(point=point):
+        case act.RightClick(point=point):
             return [_gui("rightClick", *_pixel(point))]
-        case MiddleClick(point=point):
+        case act.MiddleClick(point=point):
             return [_gui("middleClick", *_pixel(point))]
-        case TripleClick(point=point):
+        case act.TripleClick(point=point):
             return [_gui("tripleClick", *_pixel(point))]
-        case MouseDown(point=point):
+        case act.MouseDown(point=point):
             return [_gui("mouseDown", *_pixel(point))]
-        case MouseUp(point=point):
+        case act.MouseUp(point=point):
             return [_gui("mouseUp", *_pixel(point))]
-        case Hover(point=point):
+        case act.Hover(point=point):
             return [_gui("moveTo", *_pixel(point))]
-        case LongPress(point=point):
+        case act.LongPress(point=point):
             return [_gui("moveTo", *_pixel(point)), _gui("mouseDown"), _sleep(), _gui("mouseUp")]
-        case Drag(start=start, end=end):
+        case act.Drag(start=start, end=end):
             return [_gui("moveTo", *_pixel(start)), _gui("dragTo", *_pixel(end), _HOLD_SECONDS)]
-        case Scroll(point=point, direction=direction, amount=amount):
+        case act.Scroll(point=point, direction=direction, amount=amount):
             wheel = "scroll" if direction in (Direction.UP, Direction.DOWN) else "hscroll"
             notches = _NOTCHES if amount is None else amount
             sign = 1 if direction in (Direction.UP, Direction.RIGHT) else -1
             return [_gui(wheel, sign * notches, *(_pixel(point) if point else ()))]
-        case Hotkey(keys=keys):
+        case act.Hotkey(keys=keys):
             return [_gui("hotkey", *keys)]
-        case KeyDown(key=key):
+        case act.KeyDown(key=key):
             return [_gui("keyDown", key)]
-        case KeyUp(key=key):
+        case act.KeyUp(key=key):
             return [_gui("keyUp", key)]
-        case Type(text=text, submit=submit):
+        case act.Type(text=text, submit=submit):
             return [
                 _assign("text", text),
                 *ast.parse(_TYPING).body,
                 *([_gui("press", "enter")] if submit else []),
             ]
-        case Wait(seconds=seconds):
+        case act.Wait(seconds=seconds):
             return [_sleep(_HOLD_SECONDS if seconds is None else seconds)]
         case _:
             return []

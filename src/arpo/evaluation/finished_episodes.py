@@ -45,7 +45,6 @@ _EPISODE_KEYS = (
     "eval.temperature",
     "server.top_p",
     "server.frequency_penalty",
-    "server.stop",
 )
 
 

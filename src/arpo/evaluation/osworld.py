@@ -44,32 +44,32 @@ from arpo.types import Failure, Task, Trajectory
 SECTIONS = ("run", "model", "tasks", "env", "osworld", "engine", "rollout", "eval", "server")
 
 
-def run_osworld_evaluation(config: Config) -> int:
-    """Play the tasks without a result, then write and print the summary. Returns 1 if an episode failed."""
+def run_osworld_evaluation(config: Config, source: str, results: str, names: Sequence[str]) -> int:
+    """Play the tasks without a result, then write and print the summary. Returns 1 if an episode failed.
+
+    Every trial, given by its name, plays each task of `source` once.
+    """
     if config.engine.name == "auto":
         config = replace(config, engine=replace(config.engine, name="openai"))
-    chosen = select_tasks(load_tasks(config.eval.tasks, config.tasks.examples), config.tasks)
+    chosen = select_tasks(load_tasks(source, config.tasks.examples), config.tasks)
     tasks, skipped = split_runnable(chosen, config)
     if not tasks:
-        raise UserError(
-            f"{config.eval.tasks}: none of its {len(chosen)} tasks can run here; the first: {skipped[0][1]}"
-        )
+        raise UserError(f"{source}: none of its {len(chosen)} tasks can run here; the first: {skipped[0][1]}")
     config = pin_model(config)
-    root, model = Path(config.eval.results), _model_folder_name(config)
-    names = list(dict.fromkeys(name.strip() for name in config.eval.trials.split(",")))
+    root, model = Path(results), _model_folder_name(config)
+    arguments = {"source": source} | {name: asdict(getattr(config, name)) for name in SECTIONS}
     with ExitStack() as held:
-        trials = [held.enter_context(Trial(root, model, name)) for name in names]
+        trials = [held.enter_context(Trial(root, model, name)) for name in dict.fromkeys(names)]
         for trial in trials:
-            trial.begin(
-                evaluation_settings(config), {name: asdict(getattr(config, name)) for name in SECTIONS}
-            )
+            trial.begin(evaluation_settings(config), arguments)
         _play_missing(config, tasks, len(skipped), trials)
         folder = model_folder(root, model)
         summary = summarise(
             folder,
             config,
             evaluation_settings(config),
-            names=names,
+            source=source,
+            names=[trial.name for trial in trials],
             keys={task_key(task) for task in tasks},
             skipped=skipped,
         )
@@ -95,7 +95,7 @@ def evaluation_settings(config: Config) -> dict[str, Any]:
     sampling = {
         "top_p": config.server.top_p,
         "frequency_penalty": config.server.frequency_penalty,
-        "stop": config.server.stop,
+        "stop": "",  # results of earlier versions have it
     }
     return {
         "model": model_id(config),

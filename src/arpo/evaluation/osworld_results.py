@@ -71,7 +71,7 @@ class Trial:
 
     def __init__(self, root: Path, model: str, name: str) -> None:
         self.name = name
-        self.folder = model_folder(root, model) / _safe(name, "eval.trials")
+        self.folder = model_folder(root, model) / _safe(name, "--trial-id")
         self._aside = root / _PARTIAL / model / name
         self._lock = -1
 

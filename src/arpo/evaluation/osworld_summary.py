@@ -32,6 +32,7 @@ def summarise(
     config: Config,
     settings: Mapping[str, Any],
     *,
+    source: str,
     names: Sequence[str],
     keys: Collection[TaskKey],
     skipped: Sequence[tuple[Task, str]],
@@ -49,7 +50,7 @@ def summarise(
     local = config.env.name == "osworld" and config.osworld.provider == LOCAL
     return {
         "terms": dict(settings),
-        "tasks": config.eval.tasks,
+        "tasks": source,
         "trials": list(names),
         "domains": {domain: _rate(score for (of, _), score in played if of == domain) for domain in domains},
         "total": _rate(score for _, score in played),

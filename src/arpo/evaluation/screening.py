@@ -37,7 +37,9 @@ from arpo.types import Group, Task
 SCREEN = "screen"  # first part of the episode ids
 
 
-def run_screening(config: Config, tasks: str, rollouts: int, out: Path, drop_always: bool) -> int:
+def run_screening(
+    config: Config, tasks: str, rollouts: int, out: Path, *, drop_always: bool = False, count: int = 0
+) -> int:
     """`arpo screen`: count the successes of every task, and write the kept tasks and the report."""
     refuse_desk_tasks(config.env, {"train": tasks})
     pool = {task.id: task for task in chosen_tasks(tasks, config)}
@@ -60,7 +62,7 @@ def run_screening(config: Config, tasks: str, rollouts: int, out: Path, drop_alw
             failed={one.task_id: describe_failure(one.failures[0]) for one in groups if not one.trajectories},
             skipped=skipped,
             drop_always=drop_always,
-            count=config.screen.count,
+            count=count,
         )
         write_atomically(report, json.dumps(screening.report(), indent=1, ensure_ascii=False) + "\n")
         delete_kept(out)
@@ -130,13 +132,13 @@ def _refuse_nothing(screening: Screening, tasks: str, env: str) -> None:
         rollouts = screening.settings["of"]
         raise UserError(f"{tasks}: no task was solved in {rollouts} rollouts. Screen with a better model")
     if not screening.kept:
-        setting = "screen.count = 0" if screening.count else "screen.drop_always = false"
-        raise UserError(f"{tasks}: each task was solved always or never. Set {setting}")
+        option = "--count" if screening.count else "--drop-always"
+        raise UserError(f"{tasks}: each task was solved always or never. Leave out {option}")
     if (found := len(screening.kept)) < screening.count:
         raise UserError(
             f"{tasks}: {found} of {len(screening.counts)} tasks were solved sometimes, but not always; "
-            f"screen.count = {screening.count} needs more. Screen more tasks, raise screen.rollouts "
-            f"({screening.settings['of']}), or set screen.count to {found}"
+            f"--count {screening.count} needs more. Screen more tasks, raise --rollouts "
+            f"({screening.settings['of']}), or use --count {found}"
         )
 
 

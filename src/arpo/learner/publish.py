@@ -30,7 +30,7 @@ from arpo.learner.base import Learner
 from arpo.learner.saved_state import rank_file, save_tensors
 from arpo.models.checksums import bit_sum
 from arpo.models.loading import DTYPES
-from arpo.models.lora import SCALED, has_adapters, peft_tensors, write_peft_config
+from arpo.models.lora import ALPHA, SCALED, has_adapters, peft_tensors, write_peft_config
 from arpo.prompts.rendering import Renderer
 from arpo.storage.published_weights import (
     ADAPTER_FILE,
@@ -106,7 +106,7 @@ def write_weights(model: nn.Module, settings: ModelConfig, folder: Path) -> None
 
 def _write_checksums(tensors: Mapping[str, Tensor], settings: ModelConfig, path: Path) -> None:
     """Checksums of the tensors as vLLM holds them: in model.dtype, and matrix B of an adapter scaled."""
-    dtype, scale = DTYPES[settings.dtype], settings.lora_alpha / settings.lora_rank
+    dtype, scale = DTYPES[settings.dtype], ALPHA / settings.lora_rank
     sums = {}
     for name, tensor in tensors.items():
         held = tensor.to(dtype)

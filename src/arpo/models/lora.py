@@ -1,6 +1,6 @@
 """LoRA: small adapters beside frozen layers of the language model and of the vision tower's mergers.
 
-An adapted layer computes W x + alpha/rank · B A x. B starts at zero, so the model starts bit-identical to the
+An adapted layer computes W x + ALPHA/rank · B A x. B starts at zero, so the model starts bit-identical to the
 base model. A and B are always float32 and are cast to the type of the layer's input: they are one percent of
 the weights, full precision costs nothing, no update is rounded away, and products run at the speed of the
 base. `attach` changes one model instance and keeps the names of the base weights; adapters are named
@@ -31,6 +31,7 @@ from arpo.models.hub import parse_hub_model
 from arpo.models.loading import resolve_model
 from arpo.storage.published_weights import ADAPTER_CONFIG_FILE
 
+ALPHA = 64.0
 _ADAPTER = re.compile(r"(.+)\.lora\.([ab])")
 SCALED = ".lora_B.weight"  # end of the names in PEFT of the matrices that the scale multiplies
 ADAPTED_LAYERS = re.compile(  # routers, experts and the gate of the shared expert have no adapters
@@ -41,13 +42,13 @@ ADAPTED_LAYERS = re.compile(  # routers, experts and the gate of the shared expe
 class Adapter(nn.Module):
     """The matrices A and B beside one linear layer."""
 
-    def __init__(self, layer: nn.Linear, rank: int, alpha: float, generator: torch.Generator) -> None:
+    def __init__(self, layer: nn.Linear, rank: int, generator: torch.Generator) -> None:
         super().__init__()
         bound = layer.in_features**-0.5
         uniform = torch.rand((rank, layer.in_features), generator=generator, dtype=torch.float32)
         self.a = nn.Parameter(((2 * uniform - 1) * bound).to(layer.weight.device))
         self.b = nn.Parameter(torch.zeros((layer.out_features, rank), device=layer.weight.device))
-        self.scale = alpha / rank
+        self.scale = ALPHA / rank
         self.enabled = True
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -59,14 +60,14 @@ class Adapter(nn.Module):
         return self.scale * self.b @ self.a
 
 
-def attach(model: nn.Module, rank: int, alpha: float, seed: int) -> None:
+def attach(model: nn.Module, rank: int, seed: int) -> None:
     """Freeze the model and add adapters; seed and layer name decide their initial values."""
     assert not any(_adapted_layers(model)), "the model has adapters already"
     model.requires_grad_(False)
     for name, layer in list(model.named_modules()):
         if isinstance(layer, nn.Linear) and ADAPTED_LAYERS.search(f".{name}."):
             generator = torch.Generator().manual_seed(Random(f"lora/{seed}/{name}").getrandbits(32))
-            layer.lora = Adapter(layer, rank, alpha, generator)
+            layer.lora = Adapter(layer, rank, generator)
             layer.forward = partial(_forward, layer)  # type: ignore[method-assign]
 
 
@@ -135,7 +136,7 @@ def write_peft_config(folder: Path, settings: ModelConfig, names: Iterable[str])
         "base_model_name_or_path": base.repo if base else str(resolve_model(settings.path)),
         "revision": (base and base.revision) or None,
         "r": settings.lora_rank,
-        "lora_alpha": settings.lora_alpha,
+        "lora_alpha": ALPHA,
         "lora_dropout": 0.0,
         "bias": "none",
         "target_modules": list(dict.fromkeys(layers)),

@@ -29,7 +29,7 @@ def set_trainable(
     if settings.train == "language":
         visual.requires_grad_(False)
     else:
-        lora.attach(model, settings.lora_rank, settings.lora_alpha, seed)
+        lora.attach(model, settings.lora_rank, seed)
     visual.feature_cache = FeatureCache(features_megabytes)
 
 

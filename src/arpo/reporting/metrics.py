@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from arpo.config.task_set_names import HALVES, LEVELS, set_label
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Metric:
     """A title, and one line of explanation: meaning, good direction, and what to do if it looks bad."""
 
@@ -36,20 +36,16 @@ HALF_NOTES = {
 METRICS: Mapping[str, Metric] = {
     # Evaluations
     "eval_train": Metric(
-        title="Success rate on training tasks",
+        "Success rate on training tasks",
+        "Mean score of new episodes of the training tasks. Higher is better. If it stays flat, look at "
+        "'Groups without signal': without signal the model learns nothing.",
         percent=True,
-        explanation=(
-            "Mean score of new episodes of the training tasks. Higher is better. If it stays flat, look "
-            "at 'Groups without signal': without signal the model learns nothing."
-        ),
     ),
     "eval_heldout": Metric(
-        title="Success rate on held-out tasks",
+        "Success rate on held-out tasks",
+        "Mean score on tasks that are never trained on. Higher is better. If it falls while the training "
+        "tasks improve, the model forgets: lower optim.lr or raise loss.kl.",
         percent=True,
-        explanation=(
-            "Mean score on tasks that are never trained on. Higher is better. If it falls while the "
-            "training tasks improve, the model forgets: lower optim.lr or raise loss.kl."
-        ),
     ),
     **{
         f"eval_{level}_{half}": Metric(
@@ -61,333 +57,243 @@ METRICS: Mapping[str, Metric] = {
         for half in HALVES
     },
     "eval_overall": Metric(
-        title="Success rate on all tasks",
+        "Success rate on all tasks",
+        "Mean score on the tasks of tasks.overall, before and after training. Higher is better.",
         percent=True,
-        explanation="Mean score on the tasks of tasks.overall, before and after training. Higher is better.",
     ),
     # Episodes of a batch
     "success": Metric(
-        title="Success rate of training episodes",
+        "Success rate of training episodes",
+        "Share of this batch's episodes that solved their task. Rising is good. It is noisy, because "
+        "episodes are sampled at rollout.temperature: judge the trend, not single batches.",
         percent=True,
-        explanation=(
-            "Share of this batch's episodes that solved their task. Rising is good. It is noisy, because "
-            "episodes are sampled at rollout.temperature: judge the trend, not single batches."
-        ),
     ),
     "reward": Metric(
-        title="Reward",
-        explanation=(
-            "Mean reward of the episodes: score, minus loss.format_weight for an answer that does not "
-            "parse. Rising is good. If it is below the success rate, answers do not parse."
-        ),
+        "Reward",
+        "Mean reward of the episodes: score, minus loss.format_weight for an answer that does not parse. "
+        "Rising is good. If it is below the success rate, answers do not parse.",
     ),
     "steps": Metric(
-        title="Steps per episode",
-        explanation=(
-            "Mean number of answers per episode. Near rollout.max_steps, episodes run out of steps: the "
-            "model does not know when to call finished()."
-        ),
+        "Steps per episode",
+        "Mean number of answers per episode. Near rollout.max_steps, episodes run out of steps: the model "
+        "does not know when to call finished().",
     ),
     "malformed": Metric(
-        title="Malformed answers",
+        "Malformed answers",
+        "Share of episodes with an answer that does not parse or was cut. Should fall to 0. If it is high, "
+        "read the answers below; check model.prompt and rollout.max_answer_tokens.",
         percent=True,
-        explanation=(
-            "Share of episodes with an answer that does not parse or was cut. Should fall to 0. If it is "
-            "high, read the answers below; check model.prompt and rollout.max_answer_tokens."
-        ),
     ),
     "prompt_tokens": Metric(
-        title="Prompt tokens per answer",
-        explanation=(
-            "Mean length of the prompts. Fewer screenshots (rollout.max_images, model.max_pixels) make it "
-            "shorter."
-        ),
+        "Prompt tokens per answer",
+        "Mean length of the prompts. Fewer screenshots (rollout.max_images, model.max_pixels) make it "
+        "shorter.",
     ),
     "prompt_cached": Metric(
-        title="Cached share of the prompts",
+        "Cached share of the prompts",
+        "Share of prompt tokens that continue the prompt before them: engine and learner compute them once. "
+        "It falls when old screenshots leave the prompt at every step; rollout.history = blocks then raises "
+        "it.",
         percent=True,
-        explanation=(
-            "Share of prompt tokens that continue the prompt before them: engine and learner compute them "
-            "once. It falls when old screenshots leave the prompt at every step; rollout.history = blocks "
-            "then raises it."
-        ),
     ),
-    "episodes": Metric(
-        title="Episodes",
-        explanation="Training episodes so far. It grows by the same number in each batch.",
-    ),
+    "episodes": Metric("Episodes", "Training episodes so far. It grows by the same number in each batch."),
     "failures": Metric(
-        title="Environment faults",
-        explanation=(
-            "Episodes so far that an environment or engine fault ended. They are not trained on. Should "
-            "stay 0; the section 'Faults' shows their messages."
-        ),
+        "Environment faults",
+        "Episodes so far that an environment or engine fault ended. They are not trained on. Should stay 0; "
+        "the section 'Faults' shows their messages.",
     ),
     # Groups
-    "groups": Metric(
-        title="Groups",
-        explanation="Groups in this batch: one group per task.",
-    ),
+    "groups": Metric("Groups", "Groups in this batch: one group per task."),
     "too_small": Metric(
-        title="Groups that are too small",
-        explanation="Groups with fewer than two episodes left after faults: not trained on. Should be 0.",
+        "Groups that are too small",
+        "Groups with fewer than two episodes left after faults: not trained on. Should be 0.",
     ),
     "without_signal": Metric(
-        title="Groups without signal",
-        explanation=(
-            "Groups whose episodes all have the same reward: the model learns nothing from them. Lower is "
-            "better. If most groups are here, choose tasks of middle difficulty with `arpo screen`."
-        ),
+        "Groups without signal",
+        "Groups whose episodes all have the same reward: the model learns nothing from them. Lower is "
+        "better. If most groups are here, choose tasks of middle difficulty with `arpo screen`.",
     ),
     "rescued": Metric(
-        title="Groups rescued by replay",
-        explanation=(
-            "Groups without a success that received a stored success of the same task. Neither high nor "
-            "low is bad; 0 after some batches means that no failed task has a stored success."
-        ),
+        "Groups rescued by replay",
+        "Groups without a success that received a stored success of the same task. Neither high nor low is "
+        "bad; 0 after some batches means that no failed task has a stored success.",
     ),
     "seeded": Metric(
-        title="Groups rescued by a seed",
-        explanation=(
-            "Those of the rescued groups that received a success of replay.seeds. Should fall, when own "
-            "successes take the place of seeds."
-        ),
+        "Groups rescued by a seed",
+        "Those of the rescued groups that received a success of replay.seeds. Should fall, when own "
+        "successes take the place of seeds.",
     ),
     "judge_false_positives": Metric(
-        title="Failures judged a success",
+        "Failures judged a success",
+        "reward.judge: share of this batch's failures by the evaluator that the judge calls a success. "
+        "Absent without such episodes. Rising is bad: the model learns to please the judge.",
         percent=True,
-        explanation=(
-            "reward.judge: share of this batch's failures by the evaluator that the judge calls a success. "
-            "Absent without such episodes. Rising is bad: the model learns to please the judge."
-        ),
     ),
     "judge_false_negatives": Metric(
-        title="Successes judged a failure",
+        "Successes judged a failure",
+        "reward.judge: share of this batch's successes by the evaluator that the judge calls a failure.",
         percent=True,
-        explanation=(
-            "reward.judge: share of this batch's successes by the evaluator that the judge calls a failure."
-        ),
     ),
     "judge_success": Metric(
-        title="Success rate, corrected for errors of the judge",
+        "Success rate, corrected for errors of the judge",
+        "reward.judge: (share of episodes judged a success - a) / (1 - a - b), with the rates a of false "
+        "positives and b of false negatives of the run so far. Rising is good.",
         percent=True,
-        explanation=(
-            "reward.judge: (share of episodes judged a success - a) / (1 - a - b), with the rates a of false "
-            "positives and b of false negatives of the run so far. Rising is good."
-        ),
     ),
     "judge_alarm": Metric(
-        title="Alarm of judge and evaluators",
-        explanation="1 in a batch after which the judge errs more often than before (see docs/design.md).",
+        "Alarm of judge and evaluators",
+        "1 in a batch after which the judge errs more often than before (see docs/design.md).",
     ),
     "all_success": Metric(
-        title="Groups in which all episodes succeed",
-        explanation=(
-            "These tasks are learned. If most groups are here, training has nothing left to learn: add "
-            "harder tasks."
-        ),
+        "Groups in which all episodes succeed",
+        "These tasks are learned. If most groups are here, training has nothing left to learn: add harder "
+        "tasks.",
     ),
     "all_fail": Metric(
-        title="Groups in which all episodes fail",
-        explanation=(
-            "Counted before replay. Should fall. If most groups stay here, the tasks are too hard: use "
-            "`arpo screen`, or a larger rollout.group_size."
-        ),
+        "Groups in which all episodes fail",
+        "Counted before replay. Should fall. If most groups stay here, the tasks are too hard: use `arpo "
+        "screen`, or a larger rollout.group_size.",
     ),
     "replay_age": Metric(
-        title="Age of replayed episodes",
-        explanation=(
-            "Mean age, in batches, of the stored successes that replay used. High: they come from a much "
-            "older policy."
-        ),
+        "Age of replayed episodes",
+        "Mean age, in batches, of the stored successes that replay used. High: they come from a much older "
+        "policy.",
     ),
     "replay_size": Metric(
-        title="Episodes in the replay buffer",
-        explanation="Stored successes of all tasks. Grows until each task has replay.capacity of them.",
+        "Episodes in the replay buffer",
+        "Stored successes of all tasks. Grows until each task has replay.capacity of them.",
     ),
     # Asynchronous training
     "staleness_mean": Metric(
-        title="Staleness",
-        explanation=(
-            "Mean age, in policy versions, of the trained tokens: version of the learner minus version that "
-            "sampled the token. At most train.max_staleness."
-        ),
+        "Staleness",
+        "Mean age, in policy versions, of the trained tokens: version of the learner minus version that "
+        "sampled the token. At most train.max_staleness.",
     ),
     "staleness_max": Metric(
-        title="Maximum staleness",
-        explanation="Age of the oldest trained token, in policy versions. At most train.max_staleness.",
+        "Maximum staleness",
+        "Age of the oldest trained token, in policy versions. At most train.max_staleness.",
     ),
     "stale_fraction": Metric(
-        title="Stale tokens",
+        "Stale tokens",
+        "Share of the sampled tokens that loss.stale_ratio corrects: an older policy has sampled them, or "
+        "an earlier token of their episode.",
         percent=True,
-        explanation=(
-            "Share of the sampled tokens that loss.stale_ratio corrects: an older policy has sampled them, "
-            "or an earlier token of their episode."
-        ),
     ),
     "waiting": Metric(
-        title="Groups that wait for the learner",
-        explanation=(
-            "Finished groups that are not in this batch. If it stays high, the learner is slower than the "
-            "rollouts, or a batch waits for slow groups."
-        ),
+        "Groups that wait for the learner",
+        "Finished groups that are not in this batch. If it stays high, the learner is slower than the "
+        "rollouts, or a batch waits for slow groups.",
     ),
     "stale_kl": Metric(
-        title="KL divergence of stale tokens",
-        explanation=(
-            "KL divergence between the older policy that sampled a token and the policy that learns from it. "
-            "Small is good; above 0.5, the batch is reported. If it grows, lower train.max_staleness or "
-            "optim.lr."
-        ),
+        "KL divergence of stale tokens",
+        "KL divergence between the older policy that sampled a token and the policy that learns from it. "
+        "Small is good; above 0.5, the batch is reported. If it grows, lower train.max_staleness or "
+        "optim.lr.",
     ),
     # Updates
     "loss": Metric(
-        title="Loss",
-        explanation=(
-            "Training loss. In reinforcement learning it stays near 0 and does not fall with success: "
-            "judge the success rate. Only sudden jumps matter: then lower optim.lr."
-        ),
+        "Loss",
+        "Training loss. In reinforcement learning it stays near 0 and does not fall with success: judge the "
+        "success rate. Only sudden jumps matter: then lower optim.lr.",
     ),
     "grad_norm": Metric(
-        title="Gradient norm",
-        explanation=(
-            "Mean length of the gradient before it is cut at optim.grad_norm. Steady is good. If it "
-            "jumps or grows, lower optim.lr."
-        ),
+        "Gradient norm",
+        "Mean length of the gradient before it is cut at optim.grad_norm. Steady is good. If it jumps or "
+        "grows, lower optim.lr.",
     ),
     "clip_fraction": Metric(
-        title="Clipped tokens",
+        "Clipped tokens",
+        "Share of tokens whose update the clipping of the loss stopped. A few percent is normal. If it "
+        "exceeds about 20%, updates are too large: lower optim.lr.",
         percent=True,
-        explanation=(
-            "Share of tokens whose update the clipping of the loss stopped. A few percent is normal. If "
-            "it exceeds about 20%, updates are too large: lower optim.lr."
-        ),
     ),
     "capped_fraction": Metric(
-        title="Tokens with a capped importance weight",
+        "Tokens with a capped importance weight",
+        "Share of tokens whose importance weight (learner over the policy that sampled them) was cut at 2. "
+        "Near 0 is good. If it grows, lower train.max_staleness or optim.lr.",
         percent=True,
-        explanation=(
-            "Share of tokens whose importance weight (learner over the policy that sampled them) was cut at "
-            "2. Near 0 is good. If it grows, lower train.max_staleness or optim.lr."
-        ),
     ),
     "ratio": Metric(
-        title="Probability ratio",
-        explanation=(
-            "Mean probability of the trained tokens, new policy over old. Near 1 is good. If it drifts "
-            "away from 1, lower optim.lr."
-        ),
+        "Probability ratio",
+        "Mean probability of the trained tokens, new policy over old. Near 1 is good. If it drifts away "
+        "from 1, lower optim.lr.",
     ),
     "kl": Metric(
-        title="Change of the policy per batch",
-        explanation=(
-            "KL divergence of the policy from that at the start of the batch, in nats per token. Small is "
-            "good. If it jumps, lower optim.lr."
-        ),
+        "Change of the policy per batch",
+        "KL divergence of the policy from that at the start of the batch, in nats per token. Small is good. "
+        "If it jumps, lower optim.lr.",
     ),
     "base_kl": Metric(
-        title="Distance from the base model",
-        explanation=(
-            "KL divergence from the base model, in nats per token (measured if loss.kl is above 0). It "
-            "grows slowly. If it grows fast while held-out success falls, raise loss.kl."
-        ),
+        "Distance from the base model",
+        "KL divergence from the base model, in nats per token (measured if loss.kl is above 0). It grows "
+        "slowly. If it grows fast while held-out success falls, raise loss.kl.",
     ),
     "teacher_loss": Metric(
-        title="Teacher's loss",
-        explanation=(
-            "loss.teacher: mean of -log p over the tokens of the teacher in this batch, without the weight. "
-            "Should fall. These tokens have no part in entropy, ratio, kl and tokens."
-        ),
+        "Teacher's loss",
+        "loss.teacher: mean of -log p over the tokens of the teacher in this batch, without the weight. "
+        "Should fall. These tokens have no part in entropy, ratio, kl and tokens.",
     ),
     "entropy": Metric(
-        title="Entropy",
-        explanation=(
-            "How varied the answers are, in nats per token. A slow fall is normal. Near 0, all episodes "
-            "of a task are the same and nothing is learned: raise loss.kl or rollout.temperature."
-        ),
+        "Entropy",
+        "How varied the answers are, in nats per token. A slow fall is normal. Near 0, all episodes of a "
+        "task are the same and nothing is learned: raise loss.kl or rollout.temperature.",
     ),
     "logprob_gap": Metric(
-        title="Log-probability gap between engine and learner",
-        explanation=(
-            "Mean difference of the log-probabilities of sampled tokens. Near 0 is good. If it exceeds "
-            "about 0.1, engine and learner disagree: check model.dtype and the engine."
-        ),
+        "Log-probability gap between engine and learner",
+        "Mean difference of the log-probabilities of sampled tokens. Near 0 is good. If it exceeds about "
+        "0.1, engine and learner disagree: check model.dtype and the engine.",
     ),
     "engine_kl": Metric(
-        title="KL divergence between engine and learner",
-        explanation=(
-            "The same disagreement as the log-probability gap, as a KL divergence. Near 0 is good: about "
-            "0.001 in bfloat16. Above train.engine_kl_alarm, the batch is reported. Tokens of older policy "
-            "versions have no part in it. Absent if nothing was compared."
-        ),
+        "KL divergence between engine and learner",
+        "The same disagreement as the log-probability gap, as a KL divergence. Near 0 is good: about 0.001 "
+        "in bfloat16. Above train.engine_kl_alarm, the batch is reported. Tokens of older policy versions "
+        "have no part in it. Absent if nothing was compared.",
     ),
     "engine_tokens": Metric(
-        title="Compared tokens",
-        explanation="Tokens of engine_kl. 0: engine and learner were not compared in this batch.",
+        "Compared tokens",
+        "Tokens of engine_kl. 0: engine and learner were not compared in this batch.",
     ),
     "engine_alarm": Metric(
-        title="Alarm of engine and learner",
-        explanation="1 in a batch with engine_kl above train.engine_kl_alarm, or stale_kl above 0.5.",
+        "Alarm of engine and learner",
+        "1 in a batch with engine_kl above train.engine_kl_alarm, or stale_kl above 0.5.",
     ),
     "untrained": Metric(
-        title="Batch without training",
-        explanation="1 in a batch that was not trained on because of this alarm (train.engine_kl_skip).",
+        "Batch without training",
+        "1 in a batch that was not trained on because of this alarm (train.engine_kl_skip).",
     ),
-    "tokens": Metric(
-        title="Trained tokens",
-        explanation="Sampled tokens in the updates of this batch.",
-    ),
-    "samples": Metric(
-        title="Training sequences",
-        explanation="Sequences in the updates of this batch.",
-    ),
-    "updates": Metric(
-        title="Updates",
-        explanation="Optimiser steps in this batch, without skipped ones.",
-    ),
+    "tokens": Metric("Trained tokens", "Sampled tokens in the updates of this batch."),
+    "samples": Metric("Training sequences", "Sequences in the updates of this batch."),
+    "updates": Metric("Updates", "Optimiser steps in this batch, without skipped ones."),
     "skipped": Metric(
-        title="Skipped updates",
-        explanation=(
-            "Updates of this batch whose loss or gradient was not finite. Should be 0. If it continues, "
-            "lower optim.lr or loss.kl."
-        ),
+        "Skipped updates",
+        "Updates of this batch whose loss or gradient was not finite. Should be 0. If it continues, lower "
+        "optim.lr or loss.kl.",
     ),
-    "skipped_total": Metric(
-        title="Skipped updates so far",
-        explanation="Sum over all batches. Should be 0.",
-    ),
-    "lr": Metric(
-        title="Learning rate",
-        explanation="Learning rate of the newest update: warm-up, then optim.schedule.",
-    ),
+    "skipped_total": Metric("Skipped updates so far", "Sum over all batches. Should be 0."),
+    "lr": Metric("Learning rate", "Learning rate of the newest update: warm-up, then optim.schedule."),
     # Offline methods
-    "nll": Metric(
-        title="Negative log-likelihood",
-        explanation="RFT: loss per token of the stored successes. Falling is good.",
-    ),
+    "nll": Metric("Negative log-likelihood", "RFT: loss per token of the stored successes. Falling is good."),
     "margin": Metric(
-        title="Margin",
-        explanation=(
-            "DPO: how much more the policy prefers the success to the failure than the base model does. "
-            "Rising is good."
-        ),
+        "Margin",
+        "DPO: how much more the policy prefers the success to the failure than the base model does. Rising "
+        "is good.",
     ),
     "accuracy": Metric(
-        title="Pairs in the right order",
+        "Pairs in the right order",
+        "DPO: share of pairs in which the policy prefers the success. Higher is better.",
         percent=True,
-        explanation="DPO: share of pairs in which the policy prefers the success. Higher is better.",
     ),
     "gain_desirable": Metric(
-        title="Gain of successes",
-        explanation="KTO: log-probability of successes compared with the base model. Rising is good.",
+        "Gain of successes",
+        "KTO: log-probability of successes compared with the base model. Rising is good.",
     ),
     "gain_undesirable": Metric(
-        title="Gain of failures",
-        explanation="KTO: log-probability of failures compared with the base model. Falling is good.",
+        "Gain of failures",
+        "KTO: log-probability of failures compared with the base model. Falling is good.",
     ),
     "z0": Metric(
-        title="KTO reference point",
-        explanation="KTO: estimated KL divergence from the base model. If it grows fast, lower optim.lr.",
+        "KTO reference point",
+        "KTO: estimated KL divergence from the base model. If it grows fast, lower optim.lr.",
     ),
 }
 

@@ -15,7 +15,7 @@ from typing import Any
 
 BAR = 40  # characters of the histogram's longest bar
 NEVER, ALWAYS, FAILED, CANNOT = "never solved", "always solved", "failed", "cannot run here"
-FARTHER = "farther from 50%"  # only with screen.count
+FARTHER = "farther from 50%"  # only with --count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ class Screening:
         if not count.successes:
             return NEVER, ""
         category = ALWAYS if count.successes == count.rollouts else FARTHER
-        return category, "screen.count" if self.count else "screen.drop_always"
+        return category, "--count" if self.count else "--drop-always"
 
     def totals(self) -> dict[str, Any]:
         kept = self.kept

@@ -20,7 +20,7 @@ from torch import nn
 from transformers import PROCESSOR_MAPPING
 
 from arpo.config import Config, ModelConfig
-from arpo.config.recipe import load_recorded
+from arpo.config.recipe import load_recorded_model
 from arpo.errors import UserError
 from arpo.learner.saved_state import WEIGHTS_FILE, iterate_tensors, read_counters, writing_tensors
 from arpo.models.hub import parse_hub_model, pin_model
@@ -136,9 +136,8 @@ def _find(source: Path) -> Source:
                 + "".join(f"{line}; " for line in damaged)
                 + "train it first, or restore a checkpoint"
             )
-        return Source(
-            config=load_recorded(source / RECIPE)[0], checkpoint=newest, summary=read_summary(source)
-        )
+        config = load_recorded_model(source / RECIPE)
+        return Source(config=config, checkpoint=newest, summary=read_summary(source))
     if (source / MANIFEST).is_file():
         step = step_of(source.resolve())
         if step is None:
@@ -150,7 +149,7 @@ def _find(source: Path) -> Source:
         newest, _ = latest(run / CHECKPOINTS)
         is_last = newest is not None and newest.step == step
         summary = read_summary(run) if is_last else {}
-        return Source(config=load_recorded(run / RECIPE)[0], checkpoint=checkpoint, summary=summary)
+        return Source(config=load_recorded_model(run / RECIPE), checkpoint=checkpoint, summary=summary)
     if (source / "config.json").is_file():
         # Absolute: "base" alone would mean the shipped model.
         return Source(config=_of_model(replace(Config(), model=ModelConfig(path=str(source.resolve())))))

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from arpo.algorithms.losses import k3
 from arpo.algorithms.samples import scored_answer
 from arpo.config import Config
-from arpo.config.recipe import load_recorded
+from arpo.config.recipe import load_recorded_model
 from arpo.errors import UserError
 from arpo.learner.saved_state import read_counters
 from arpo.models.forward import sampled_logprobs
@@ -72,7 +72,7 @@ def find_gap(folder: Path) -> Gap:
     """
     if not (folder / RECIPE).is_file():
         raise UserError(f"{folder}: not a run folder: {RECIPE} is missing: give the folder of a run")
-    config = load_recorded(folder / RECIPE)[0]
+    config = load_recorded_model(folder / RECIPE)
     reader = RunFolderReader(folder)
     try:
         checkpoints = intact_checkpoints(folder / CHECKPOINTS)

@@ -189,7 +189,7 @@ def open_source(config: Config, display: Display) -> tuple[Source, OfflineMethod
         raise UserError(f"offline.source: {folder} is run.dir. Choose another --run.dir")
     source = read_source(config, RunFolderReader(folder), display)
     successes, failures = (sum(map(len, kind.values())) for kind in (source.successes, source.failures))
-    method = open_method(config.train.method, config.offline.beta, successes, failures)
+    method = open_method(config.train.method, successes, failures)
     if not method.units(source.successes, source.failures, Random(0)):
         raise UserError(
             f"{folder}: no {method.needs} among its {source.played} episodes of the training tasks, so "

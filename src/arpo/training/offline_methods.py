@@ -28,15 +28,14 @@ from arpo.algorithms.samples import trajectory_samples
 from arpo.learner.base import Batch, Learner
 from arpo.types import Trajectory
 
+BETA = 0.1  # DPO and KTO: strength of the constraint to the base model
 Unit = tuple[str, ...]  # episode ids that stay in one update: one episode, or for DPO (success, failure)
 EpisodesByTask = Mapping[str, Sequence[str]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OfflineMethod(ABC):
-    """An offline method with its settings."""
+    """An offline method."""
 
-    beta: float
     needs: ClassVar[str] = "successes"  # the episodes that it learns from, for messages
     per_token: ClassVar[bool] = False  # log π of a trajectory is the mean over its tokens instead of the sum
 
@@ -80,7 +79,7 @@ class DPO(OfflineMethod):
     def loss(
         self, learner: Learner, trajectories: Sequence[Trajectory], desirable: Sequence[bool], rng: Random
     ) -> TrajectoryLoss:
-        return dpo(_gains(learner, trajectories), self.beta)
+        return dpo(_gains(learner, trajectories), BETA)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,18 +96,18 @@ class KTO(OfflineMethod):
     ) -> TrajectoryLoss:
         reference = _gains(learner, mismatched(trajectories, rng))
         gains = _gains(learner, trajectories)
-        return kto(gains, desirable, reference, self.beta, self.weights)
+        return kto(gains, desirable, reference, BETA, self.weights)
 
 
-def open_method(name: str, beta: float, successes: int, failures: int) -> OfflineMethod:
+def open_method(name: str, successes: int, failures: int) -> OfflineMethod:
     """The method of train.method. The numbers of episodes balance the weights of KTO."""
     match name:
         case "rft" | "sft":
-            return RFT(beta=beta)
+            return RFT()
         case "dpo":
-            return DPO(beta=beta)
+            return DPO()
         case "kto":
-            return KTO(beta=beta, weights=KTOWeights.of(successes, failures))
+            return KTO(weights=KTOWeights.of(successes, failures))
     raise ValueError(f"train.method {name!r} is not an offline method")
 
 

@@ -7,23 +7,8 @@ from math import atan2, cos, pi, sin
 
 from PIL import Image, ImageDraw, ImageFont
 
-from arpo.actions import (
-    Action,
-    Click,
-    Direction,
-    DoubleClick,
-    Drag,
-    Hover,
-    LongPress,
-    MiddleClick,
-    MouseDown,
-    MouseUp,
-    Point,
-    RightClick,
-    Scroll,
-    TripleClick,
-    render,
-)
+import arpo.actions as act
+from arpo.actions import Action, Direction, Point, render
 from arpo.png import rgb
 from arpo.types import Turn
 
@@ -86,18 +71,23 @@ class _Pen:
 
     def action(self, action: Action, size: tuple[int, int]) -> None:
         match action:
-            case Click(point=point) | Hover(point=point) | MouseDown(point=point) | MouseUp(point=point):
+            case (
+                act.Click(point=point)
+                | act.Hover(point=point)
+                | act.MouseDown(point=point)
+                | act.MouseUp(point=point)
+            ):
                 self._ring(point, 1.5 * self._unit)
-            case DoubleClick(point=point) | LongPress(point=point) | TripleClick(point=point):
+            case act.DoubleClick(point=point) | act.LongPress(point=point) | act.TripleClick(point=point):
                 self._ring(point, 1.5 * self._unit)
                 self._ring(point, 0.75 * self._unit)
-            case RightClick(point=point) | MiddleClick(point=point):
+            case act.RightClick(point=point) | act.MiddleClick(point=point):
                 self._ring(point, 1.5 * self._unit)
                 self._arrow(point, Point(point.x + 3 * self._unit / self._factor, point.y))
-            case Drag(start=start, end=end):
+            case act.Drag(start=start, end=end):
                 self._ring(start, self._unit / 2)
                 self._arrow(start, end)
-            case Scroll(point=point, direction=direction):
+            case act.Scroll(point=point, direction=direction):
                 width, height = size
                 start = point or Point(width / 2 / self._factor, height / 2 / self._factor)
                 across, down = DIRECTIONS[direction]

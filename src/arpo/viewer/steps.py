@@ -7,29 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from arpo.actions import (
-    Action,
-    Click,
-    DoubleClick,
-    Drag,
-    Fail,
-    Finished,
-    GiveAnswer,
-    Hotkey,
-    Hover,
-    KeyDown,
-    KeyUp,
-    LongPress,
-    MiddleClick,
-    MouseDown,
-    MouseUp,
-    OpenApp,
-    RightClick,
-    Scroll,
-    TripleClick,
-    Type,
-    action_to_json,
-)
+import arpo.actions as act
+from arpo.actions import Action, action_to_json
 from arpo.storage.codec import READERS, StoredAnswer
 from arpo.storage.from_json import from_json
 from arpo.viewer.index import as_number
@@ -131,37 +110,37 @@ def action_label(action: Action) -> str:
     """Text of an action without a position; empty for clicks and drags, which are drawn."""
     match action:
         case (
-            Click()
-            | DoubleClick()
-            | RightClick()
-            | Hover()
-            | LongPress()
-            | Drag()
-            | TripleClick()
-            | MiddleClick()
+            act.Click()
+            | act.DoubleClick()
+            | act.RightClick()
+            | act.Hover()
+            | act.LongPress()
+            | act.Drag()
+            | act.TripleClick()
+            | act.MiddleClick()
         ):
             return ""
-        case Scroll(direction=direction):
+        case act.Scroll(direction=direction):
             return f"scroll {direction}"
-        case Type(text=text, submit=submit):
+        case act.Type(text=text, submit=submit):
             return f"type “{text}”{' ⏎' if submit else ''}"
-        case Hotkey(keys=keys):
+        case act.Hotkey(keys=keys):
             return " + ".join(keys)
-        case KeyDown(key=key):
+        case act.KeyDown(key=key):
             return f"press {key}"
-        case KeyUp(key=key):
+        case act.KeyUp(key=key):
             return f"release {key}"
-        case MouseDown():
+        case act.MouseDown():
             return "press button"
-        case MouseUp():
+        case act.MouseUp():
             return "release button"
-        case GiveAnswer(text=text):
+        case act.GiveAnswer(text=text):
             return f"answer “{text}”"
-        case OpenApp(name=name):
+        case act.OpenApp(name=name):
             return f"open {name}"
-        case Finished(content=content):
+        case act.Finished(content=content):
             return f"finished {content}".strip()
-        case Fail():
+        case act.Fail():
             return "fail: infeasible"
         case _:
             return type(action).__name__

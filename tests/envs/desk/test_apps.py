@@ -11,7 +11,7 @@ from arpo.envs.desk.apps.mail import ComposeWindow, Mail
 from arpo.envs.desk.apps.notes import Notes
 from arpo.envs.desk.apps.web import Web
 from arpo.envs.desk.desktop import Desktop
-from arpo.envs.desk.env import act
+from arpo.envs.desk.env import perform
 from arpo.envs.desk.window import Dialog
 from desks import WORLD, cell, click, desk, find, titles
 
@@ -252,17 +252,17 @@ def test_the_edit_menu() -> None:
 def test_a_typed_newline_is_the_enter_key_and_a_tab_the_tab_key() -> None:
     desktop = desk("Mail")
     click(desktop, "New")
-    act(desktop, Type(text="Anna\tlunch\tmilk\nbread"))
+    perform(desktop, Type(text="Anna\tlunch\tmilk\nbread"))
     composer = desktop.front
     assert isinstance(composer, ComposeWindow)
     assert (composer.to.text, composer.subject.text, composer.body.text) == ("Anna", "lunch", "milkbread")
     desktop = desk("File")
     click(desktop, "New")
-    act(desktop, Type(text="Trips\n\r\n"))
+    perform(desktop, Type(text="Trips\n\r\n"))
     assert files(desktop)["Trips"] == {} and titles(desktop) == ["File"]
     desktop = desk("File")
     click(desktop, "New")
-    act(desktop, Type(text="Trips", submit=True))
+    perform(desktop, Type(text="Trips", submit=True))
     assert files(desktop)["Trips"] == {} and titles(desktop) == ["File"]
 
 
@@ -395,7 +395,7 @@ def test_a_name_counts_when_it_is_saved(how: str) -> None:
 
 def enter(desktop: Desktop, name: str, text: str) -> None:
     desktop.click(*cell(desktop, name))
-    act(desktop, Type(text=text, submit=True))
+    perform(desktop, Type(text=text, submit=True))
 
 
 def test_a_value_replaces_what_was_in_the_cell() -> None:
@@ -425,7 +425,7 @@ def test_a_value_counts_on_enter_on_another_cell_and_on_closing() -> None:
     desktop.click(*cell(desktop, "C2"))
     assert desktop.world["calc"]["C1"] == 5
     desktop.type("6")
-    act(desktop, Hotkey(keys=("ctrl", "s")))
+    perform(desktop, Hotkey(keys=("ctrl", "s")))
     assert desktop.world["calc"]["C2"] == 6
     desktop.click(*cell(desktop, "C3"))
     desktop.type("7")
@@ -468,7 +468,7 @@ def test_without_a_cell_the_buttons_do_nothing() -> None:
     desktop = desk("Calc")
     click(desktop, "Sum", "Clear")
     click(desktop, "Entry", kind="Field")
-    act(desktop, Type(text="5", submit=True))
+    perform(desktop, Type(text="5", submit=True))
     assert desktop.world == WORLD
     assert isinstance(desktop.front, Calc) and desktop.front.cell == ""
 

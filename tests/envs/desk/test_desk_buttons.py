@@ -2,7 +2,7 @@
 
 from arpo.actions import Direction, MiddleClick, MouseDown, MouseUp, Point, Scroll, TripleClick
 from arpo.envs.desk.desktop import Desktop
-from arpo.envs.desk.env import act
+from arpo.envs.desk.env import perform
 from desks import desk
 
 
@@ -15,18 +15,18 @@ def test_press_and_release_apart_is_a_drag() -> None:
     dragged, held = desk("File"), desk("File")
     start, end = centre(held, "budget"), centre(held, "Work")
     dragged.drag((int(start.x), int(start.y)), (int(end.x), int(end.y)))
-    act(held, MouseDown(point=start))
-    act(held, MouseUp(point=end))
+    perform(held, MouseDown(point=start))
+    perform(held, MouseUp(point=end))
     assert held.world == dragged.world != desk("File").world
 
 
 def test_press_and_release_in_one_place_is_a_click() -> None:
     desktop = desk("Conf")
     place = centre(desktop, "Wifi")
-    act(desktop, MouseDown(point=place))
-    act(desktop, MouseUp(point=place))
+    perform(desktop, MouseDown(point=place))
+    perform(desktop, MouseUp(point=place))
     assert desktop.world["conf"]["Wifi"] is True
-    act(desktop, MouseUp(point=place))  # nothing was pressed
+    perform(desktop, MouseUp(point=place))  # nothing was pressed
     assert desktop.world["conf"]["Wifi"] is True
 
 
@@ -35,10 +35,10 @@ def test_three_clicks_select_a_field_and_the_middle_button_inserts_the_selection
     field = desktop.visible_elements("Field")[0]
     desktop.click(*field.centre)
     desktop.type("Clara")
-    act(desktop, TripleClick(point=Point(*field.centre)))
+    perform(desktop, TripleClick(point=Point(*field.centre)))
     assert desktop.front is not None and desktop.front.focus is not None
     assert desktop.front.focus.selected == "Clara"
-    act(desktop, MiddleClick(point=Point(*field.centre)))
+    perform(desktop, MiddleClick(point=Point(*field.centre)))
     assert desktop.front.focus.text == "ClaraClara"
 
 
@@ -51,5 +51,5 @@ def test_an_amount_scrolls_further() -> None:
 
     desktop = Counting({}, {})
     for amount in (None, 1, 5, 10):
-        act(desktop, Scroll(point=Point(9, 9), direction=Direction.UP, amount=amount))
+        perform(desktop, Scroll(point=Point(9, 9), direction=Direction.UP, amount=amount))
     assert lines == [-2, -1, -2, -4]

@@ -38,7 +38,7 @@ from arpo.actions import (
 from arpo.config import Config, EnvConfig
 from arpo.envs.check import check_env
 from arpo.envs.desk.canvas import PALETTE
-from arpo.envs.desk.env import DeskEnv, act, set_up, task_progress, task_score
+from arpo.envs.desk.env import DeskEnv, perform, set_up, task_progress, task_score
 from arpo.envs.desk.goals import FAMILIES, INFEASIBLE
 from arpo.envs.desk.random_tasks import random_task, rng_for
 from arpo.envs.factory import resolve_env
@@ -197,7 +197,7 @@ def test_progress_goes_from_0_to_the_goal_for_every_family() -> None:
         for _, action in solution(task):
             ways.append(task_progress(task, desktop.world, None))
             assert 0 <= ways[-1] < 1 or task_score(task, desktop.world, None) == 1
-            act(desktop, action)
+            perform(desktop, action)
         assert ways[0] == 0, family
         assert task_progress(task, desktop.world, None) == task_score(task, desktop.world, None) == 1, family
 

@@ -11,7 +11,7 @@ import pytest
 from arpo.actions import CallUser, Fail, Finished, Wait, render
 from arpo.envs.desk.canvas import PALETTE
 from arpo.envs.desk.desktop import Desktop
-from arpo.envs.desk.env import act, set_up
+from arpo.envs.desk.env import perform, set_up
 from arpo.envs.desk.goals import FAMILIES, FEASIBLE, INFEASIBLE, compatible, from_json, next_step, to_json
 from arpo.envs.desk.goals.base import Goal
 from arpo.envs.desk.goals.files import MoveFile, RenameFile, ReplaceText, WriteNote
@@ -115,7 +115,7 @@ def test_several_goals_are_solved_one_after_the_other(number: int) -> None:
         assert task.instruction.count(", then ") == number - 1
         half_way = set_up(task)
         for _, action in steps[: len(steps) // 3]:
-            act(half_way, action)
+            perform(half_way, action)
         assert score(task, half_way, Finished()) == 0.0
     assert max(lengths) > 10
 
@@ -169,7 +169,7 @@ def answers(desktop: Desktop, goal: Goal, limit: int = 20) -> list[str]:
         texts.append(render([step.action], step.thought))
         if isinstance(step.action, (Fail, Finished)):
             return texts
-        act(desktop, step.action)
+        perform(desktop, step.action)
     raise AssertionError(f"no end after {limit} steps: {texts}")
 
 
@@ -267,7 +267,7 @@ def test_the_steps_of_one_task_word_by_word() -> None:
     while not answers or not answers[-1].endswith("finished()"):
         step = next_step(desktop, goals)
         answers.append(render([step.action], step.thought))
-        act(desktop, step.action)
+        perform(desktop, step.action)
     assert answers == [
         "Thought: Open File\nAction: click(start_box='(14,161)')",
         "Thought: Drag report to Work\nAction: drag(start_box='(105,77)', end_box='(105,49)')",
@@ -289,5 +289,5 @@ def test_screens_and_words_are_those_of_the_base_model() -> None:
         for thought, action in solution(task):
             digest.update(desktop.draw(224, 168).pixels.tobytes())
             digest.update((list_elements(desktop) + render([action], thought)).encode())
-            act(desktop, action)
+            perform(desktop, action)
     assert digest.hexdigest() == "f9f81587a4b3befbcb672d6d233db185a63ccef49855049ea239de19b1f2f46c"

@@ -12,29 +12,8 @@ import json
 from contextlib import suppress
 from typing import Any
 
-from arpo.actions import (
-    MAX_WAITS_SECONDS,
-    Action,
-    Click,
-    Direction,
-    DoubleClick,
-    Drag,
-    Hotkey,
-    Hover,
-    KeyDown,
-    KeyUp,
-    LongPress,
-    MiddleClick,
-    MouseDown,
-    MouseUp,
-    Point,
-    PressBack,
-    RightClick,
-    Scroll,
-    TripleClick,
-    Type,
-    Wait,
-)
+import arpo.actions as act
+from arpo.actions import MAX_WAITS_SECONDS, Action, Direction, Point
 from arpo.envs.browser.chromium import Context
 from arpo.envs.browser.devtools import Json
 from arpo.envs.browser.keys import MODIFIERS, key
@@ -157,7 +136,7 @@ class Window:
         for _ in range(_MAX_DISMISSED):
             if self._front is None:
                 return
-            await self.perform(Hotkey(keys=("esc",)))
+            await self.perform(act.Hotkey(keys=("esc",)))
             await self.settle()
 
     async def finish_downloads(self) -> None:
@@ -168,42 +147,42 @@ class Window:
     async def perform(self, action: Action) -> None:
         """One action. Points are in pixels of the screenshot."""
         match action:
-            case Click(point=point):
+            case act.Click(point=point):
                 await self._click(point)
-            case DoubleClick(point=point):
+            case act.DoubleClick(point=point):
                 await self._click(point, count=2)
-            case TripleClick(point=point):
+            case act.TripleClick(point=point):
                 await self._click(point, count=3)
-            case RightClick(point=point):
+            case act.RightClick(point=point):
                 await self._click(point, button="right")
-            case MiddleClick(point=point):
+            case act.MiddleClick(point=point):
                 await self._click(point, button="middle")
-            case MouseDown(point=point):
+            case act.MouseDown(point=point):
                 await self._press(point)
-            case MouseUp(point=point):
+            case act.MouseUp(point=point):
                 await self._move(point, button="left", buttons=1)
                 await self._mouse("mouseReleased", point, button="left", clickCount=1)
-            case Hover(point=point):
+            case act.Hover(point=point):
                 await self._move(point)
-            case LongPress(point=point):
+            case act.LongPress(point=point):
                 await self._press(point)
                 await asyncio.sleep(_HOLD_SECONDS)
                 await self._mouse("mouseReleased", point, button="left", clickCount=1)
-            case Drag(start=start, end=end):
+            case act.Drag(start=start, end=end):
                 await self._drag(start, end)
-            case Scroll(point=target, direction=direction, amount=amount):
+            case act.Scroll(point=target, direction=direction, amount=amount):
                 await self._scroll(target, direction, _NOTCHES if amount is None else amount)
-            case Hotkey(keys=keys):
+            case act.Hotkey(keys=keys):
                 await self._hotkey(keys)
-            case KeyDown(key=name):
+            case act.KeyDown(key=name):
                 await self._key(name, "keyDown")
-            case KeyUp(key=name):
+            case act.KeyUp(key=name):
                 await self._key(name, "keyUp")
-            case Type(text=text, submit=submit):
+            case act.Type(text=text, submit=submit):
                 await self._type(text + "\n" * submit)
-            case PressBack():
+            case act.PressBack():
                 await self._history(-1)
-            case Wait(seconds=seconds):
+            case act.Wait(seconds=seconds):
                 await asyncio.sleep(_WAIT_SECONDS if seconds is None else min(seconds, MAX_WAITS_SECONDS))
             case _:
                 pass  # of phones, and terminal ones

@@ -15,30 +15,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from arpo.actions import (
-    Action,
-    Click,
-    Direction,
-    DoubleClick,
-    Drag,
-    Fail,
-    Hotkey,
-    KeyDown,
-    KeyUp,
-    LongPress,
-    MiddleClick,
-    MouseDown,
-    MouseUp,
-    OpenApp,
-    Point,
-    PressBack,
-    RightClick,
-    Scroll,
-    TripleClick,
-    Type,
-    scale,
-    up_to_terminal,
-)
+import arpo.actions as act
+from arpo.actions import Action, Direction, Point, scale, up_to_terminal
 from arpo.envs.answers import answer_in, answer_score
 from arpo.envs.desk.apps import APPS
 from arpo.envs.desk.canvas import LAYOUT_HEIGHT, LAYOUT_WIDTH, PALETTE, Canvas
@@ -81,7 +59,7 @@ def task_score(task: Task, world: World, last_action: Action | None, answer: str
 
     A question (evaluator "answer") requires the right answer, and an unchanged world.
     """
-    gave_up = isinstance(last_action, Fail)
+    gave_up = isinstance(last_action, act.Fail)
     match task.evaluator:
         case {"func": "infeasible"}:
             return float(gave_up)
@@ -105,7 +83,7 @@ def task_progress(task: Task, world: World, last_action: Action | None) -> float
     task and after `Fail`.
     """
     match task.evaluator:
-        case {"func": "desk_state", "expected": {"rules": changed}} if not isinstance(last_action, Fail):
+        case {"func": "desk_state", "expected": {"rules": changed}} if not isinstance(last_action, act.Fail):
             initial = task.config[0]["parameters"]
             target = {**initial, **changed}
             initial_count = _count_differences(initial, target)
@@ -152,7 +130,7 @@ class DeskEnv:
 
     async def step(self, actions: tuple[Action, ...]) -> StepResult:
         for action in up_to_terminal(actions):
-            act(self.desktop, scale(action, (self.width, self.height), (LAYOUT_WIDTH, LAYOUT_HEIGHT)))
+            perform(self.desktop, scale(action, (self.width, self.height), (LAYOUT_WIDTH, LAYOUT_HEIGHT)))
             self._last_action = action
             self._answer = answer_in(action, self._answer)
         return StepResult(observation=self._observe())
@@ -174,40 +152,40 @@ class DeskEnv:
         return self._observation
 
 
-def act(desktop: Desktop, action: Action) -> None:
+def perform(desktop: Desktop, action: Action) -> None:
     """Perform an action. Its points are in layout units."""
     match action:
-        case Click(point=point) | LongPress(point=point):
+        case act.Click(point=point) | act.LongPress(point=point):
             desktop.click(*_integers(point))
-        case DoubleClick(point=point):
+        case act.DoubleClick(point=point):
             desktop.double_click(*_integers(point))
-        case RightClick(point=point):
+        case act.RightClick(point=point):
             desktop.right_click(*_integers(point))
-        case MiddleClick(point=point):
+        case act.MiddleClick(point=point):
             desktop.middle_click(*_integers(point))
-        case TripleClick(point=point):
+        case act.TripleClick(point=point):
             desktop.triple_click(*_integers(point))
-        case MouseDown(point=point):
+        case act.MouseDown(point=point):
             desktop.mouse_down(*_integers(point))
-        case MouseUp(point=point):
+        case act.MouseUp(point=point):
             desktop.mouse_up(*_integers(point))
-        case Drag(start=start, end=end):
+        case act.Drag(start=start, end=end):
             desktop.drag(_integers(start), _integers(end))
-        case Scroll(point=point, direction=Direction.UP | Direction.DOWN as direction, amount=amount):
+        case act.Scroll(point=point, direction=Direction.UP | Direction.DOWN as direction, amount=amount):
             lines = _LINES_PER_SCROLL if amount is None else math.ceil(amount * _LINES_PER_NOTCH)
             sign = 1 if direction is Direction.DOWN else -1
             desktop.scroll(*_integers(point or Point(LAYOUT_WIDTH / 2, LAYOUT_HEIGHT / 2)), sign * lines)
-        case Hotkey(keys=keys):
+        case act.Hotkey(keys=keys):
             desktop.key(keys)
-        case KeyDown(key=key):
+        case act.KeyDown(key=key):
             desktop.key_down(key)
-        case KeyUp(key=key):
+        case act.KeyUp(key=key):
             desktop.key_up(key)
-        case Type(text=text, submit=submit):
+        case act.Type(text=text, submit=submit):
             _type(desktop, text + "\n" * submit)
-        case OpenApp(name=name):
+        case act.OpenApp(name=name):
             desktop.open_app(name)
-        case PressBack():
+        case act.PressBack():
             desktop.key(("esc",))
 
 

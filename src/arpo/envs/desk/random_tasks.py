@@ -15,7 +15,7 @@ from arpo.actions import TERMINAL
 from arpo.envs.desk import words
 from arpo.envs.desk.apps import APPS
 from arpo.envs.desk.apps.files import ROOT
-from arpo.envs.desk.env import act, set_up
+from arpo.envs.desk.env import perform, set_up
 from arpo.envs.desk.goals import INFEASIBLE, Goal, from_json, next_step, to_json
 from arpo.envs.desk.world import World
 from arpo.types import Task
@@ -121,6 +121,6 @@ def solution_length(task: dict[str, Any]) -> int:
     while True:
         length += 1
         action = next_step(desktop, goals).action
-        act(desktop, action)
+        perform(desktop, action)
         if isinstance(action, TERMINAL):
             return length

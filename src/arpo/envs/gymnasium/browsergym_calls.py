@@ -2,30 +2,8 @@
 
 from __future__ import annotations
 
-from arpo.actions import (
-    Action,
-    Click,
-    Direction,
-    DoubleClick,
-    Drag,
-    Fail,
-    Finished,
-    GiveAnswer,
-    Hotkey,
-    Hover,
-    KeyDown,
-    KeyUp,
-    LongPress,
-    MouseDown,
-    MouseUp,
-    Point,
-    PressBack,
-    RightClick,
-    Scroll,
-    TripleClick,
-    Type,
-    Wait,
-)
+import arpo.actions as act
+from arpo.actions import Action, Direction, Point
 from arpo.envs.browser.keys import key
 
 _NOTCHES, _NOTCH_PIXELS = 5, 53  # of a mouse wheel, as in the environment "browser"
@@ -46,39 +24,39 @@ def browsergym_call(action: Action) -> str:
     'mouse_click(3, 4)'
     """
     match action:
-        case Click(point=point):
+        case act.Click(point=point):
             return f"mouse_click({_at(point)})"
-        case DoubleClick(point=point) | TripleClick(point=point):  # it has no triple click
+        case act.DoubleClick(point=point) | act.TripleClick(point=point):  # it has no triple click
             return f"mouse_dblclick({_at(point)})"
-        case RightClick(point=point):
+        case act.RightClick(point=point):
             return f"mouse_click({_at(point)}, 'right')"
-        case Hover(point=point):
+        case act.Hover(point=point):
             return f"mouse_move({_at(point)})"
-        case LongPress(point=point):
+        case act.LongPress(point=point):
             return f"mouse_down({_at(point)}) noop({_HOLD_MILLISECONDS}) mouse_up({_at(point)})"
-        case MouseDown(point=point):
+        case act.MouseDown(point=point):
             return f"mouse_down({_at(point)})"
-        case MouseUp(point=point):
+        case act.MouseUp(point=point):
             return f"mouse_up({_at(point)})"
-        case Drag(start=start, end=end):
+        case act.Drag(start=start, end=end):
             return f"mouse_drag_and_drop({_at(start)}, {_at(end)})"
-        case Scroll(point=target, direction=direction, amount=amount):
+        case act.Scroll(point=target, direction=direction, amount=amount):
             return _scroll(target or Point(0, 0), direction, _NOTCHES if amount is None else amount)
-        case Hotkey(keys=keys):
+        case act.Hotkey(keys=keys):
             return _BROWSER_KEYS.get(keys) or _key_call("keyboard_press", *keys)
-        case KeyDown(key=name):
+        case act.KeyDown(key=name):
             return _key_call("keyboard_down", name)
-        case KeyUp(key=name):
+        case act.KeyUp(key=name):
             return _key_call("keyboard_up", name)
-        case Type(text=text, submit=submit):
+        case act.Type(text=text, submit=submit):
             return f"keyboard_type({text + submit * chr(10)!r})"
-        case PressBack():
+        case act.PressBack():
             return "go_back()"
-        case Wait(seconds=seconds):
+        case act.Wait(seconds=seconds):
             return f"noop({1000 * (_WAIT_SECONDS if seconds is None else seconds):g})"
-        case GiveAnswer(text=text) | Finished(content=text):
+        case act.GiveAnswer(text=text) | act.Finished(content=text):
             return f"send_msg_to_user({text!r})"
-        case Fail():
+        case act.Fail():
             return "report_infeasible('')"
         case _:  # also a middle click: BrowserGym hangs after a link opens a tab in the background
             return ""

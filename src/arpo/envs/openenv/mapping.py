@@ -22,19 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from arpo.actions import (
-    Action,
-    Drag,
-    Finished,
-    GiveAnswer,
-    Hotkey,
-    KeyDown,
-    KeyUp,
-    OpenApp,
-    Scroll,
-    Type,
-    Wait,
-)
+import arpo.actions as act
+from arpo.actions import Action
 from arpo.config.recipe import nearest
 from arpo.envs.openenv.schema import fault_in, field_types
 from arpo.errors import UserError
@@ -173,25 +162,25 @@ def _example(name: str) -> Fields:
 
 def _fields_of(action: Action, size: tuple[int, int]) -> Json:
     match action:
-        case Drag(start=start, end=end):
+        case act.Drag(start=start, end=end):
             return {**_pixel(start), **{f"end_{axis}": value for axis, value in _pixel(end).items()}}
-        case Scroll(point=point, direction=direction, amount=amount):
+        case act.Scroll(point=point, direction=direction, amount=amount):
             centre = {"x": size[0] // 2, "y": size[1] // 2}
             notches = _NOTCHES if amount is None else amount
             return {**(_pixel(point) if point else centre), "direction": str(direction), "amount": notches}
-        case Hotkey(keys=keys):
+        case act.Hotkey(keys=keys):
             return {"key": "+".join(keys), "keys": list(keys)}
-        case KeyDown(key=key) | KeyUp(key=key):
+        case act.KeyDown(key=key) | act.KeyUp(key=key):
             return {"key": key}
-        case Type(text=text, submit=submit):
+        case act.Type(text=text, submit=submit):
             return {"text": text, "submit": submit}
-        case OpenApp(name=name):
+        case act.OpenApp(name=name):
             return {"name": name}
-        case Wait(seconds=seconds):
+        case act.Wait(seconds=seconds):
             return {"seconds": _WAIT_SECONDS if seconds is None else seconds}
-        case GiveAnswer(text=text):
+        case act.GiveAnswer(text=text):
             return {"text": text}
-        case Finished(content=content):
+        case act.Finished(content=content):
             return {"content": content}
         case _:
             return _pixel(action.point) if "x" in FIELDS[type(action).__name__] else {}  # type: ignore[union-attr]

@@ -176,20 +176,12 @@ class MakeFolder:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteMissingFile:
+class DeleteMissingFile(DeleteFile):
     """Infeasible: the file does not exist."""
-
-    app: ClassVar[str] = "File"
-    file: str
 
     @classmethod
     def sample(cls, rng: random.Random, world: World) -> DeleteMissingFile:
         return cls(file=_unused_file_name(rng, world))
-
-    @property
-    def instruction(self) -> str:
-        return f"Delete the file {self.file}"
 
     def apply(self, world: World) -> None:
         """Infeasible: nothing changes."""

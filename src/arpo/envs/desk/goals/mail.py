@@ -164,20 +164,12 @@ class FlagMail:
         return select_mail(desktop, self.sender) or click_on(desktop, "Flag")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteMissingMail:
+class DeleteMissingMail(DeleteMail):
     """Infeasible: the mail does not exist."""
-
-    app: ClassVar[str] = "Mail"
-    sender: str
 
     @classmethod
     def sample(cls, rng: random.Random, world: World) -> DeleteMissingMail:
         return cls(sender=_unknown_sender(rng, world))
-
-    @property
-    def instruction(self) -> str:
-        return f"Delete the mail from {self.sender}"
 
     def apply(self, world: World) -> None:
         """Infeasible: nothing changes."""

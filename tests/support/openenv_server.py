@@ -83,8 +83,8 @@ def scripted(*answers: Any, schema: Any = SCHEMA, token: str = "") -> Iterator[t
     """A server that gives these answers to the messages of every session; the last one to all later ones.
 
     Yields its URL and the messages that it received. An answer is the data of an observation, a whole
-    message with a type, a text to send as it is, a function of the message, or None to close the session. A text
-    as schema: a redirect.
+    message with a type, a text to send as it is, a function of the message, or None to close the session. A
+    text as schema: a redirect.
     """
     received: list[Any] = []
 

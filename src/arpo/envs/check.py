@@ -46,8 +46,8 @@ async def check_env(
     """Run all checks on `tasks`, at least one. Returns a line per rule that holds and per finding.
 
     `on_check` receives the lines of a rule as soon as it is checked, `on_screenshot` the first screenshot of
-    each task. Later rules may add notes to a finding: compare with the result. `more_actions` are tried besides
-    one of every kind.
+    each task. Later rules may add notes to a finding: compare with the result. `more_actions` are tried
+    besides one of every kind.
     """
     if not tasks:
         raise ValueError("check_env needs at least one task")

@@ -91,8 +91,8 @@ def test_actions_without_a_template_do_nothing_and_are_named_once(mapping, caplo
     assert not result.terminated
     assert [message["type"] for message in received] == ["reset", "close"]
     missing = (
-        "Hotkey right, DoubleClick, RightClick, MiddleClick, TripleClick, Hover, LongPress, MouseDown, MouseUp, "
-        "Drag, KeyDown, KeyUp, Type, OpenApp, PressHome, PressBack, GiveAnswer"
+        "Hotkey right, DoubleClick, RightClick, MiddleClick, TripleClick, Hover, LongPress, MouseDown, "
+        "MouseUp, Drag, KeyDown, KeyUp, Type, OpenApp, PressHome, PressBack, GiveAnswer"
     )
     assert caplog.messages == [f"{mapping}: [actions] has no {missing}: such actions do nothing"]
 
@@ -122,10 +122,10 @@ def test_check_env_names_each_action_that_the_server_refuses(mapping, tmp_path, 
         code, findings = checked(url, mapping, tmp_path, capsys)
     remedy = "correct the template, or remove it"
     assert (code, findings[:2]) == (1, [
-        f"FAIL  step: {mapping}: actions: Hotkey left: the server refuses {{'kind': 'key', 'text': '9'}}: no such "
-        f"key: 9: {remedy} (at Hotkey(keys=('left',)))",
-        f"FAIL  step: {mapping}: actions: Click: the server refuses {{'kind': 'click', 'x': 28}}: Invalid: x: too "
-        f"big: {remedy} (at Click(point=Point(x=28, y=28)))",
+        f"FAIL  step: {mapping}: actions: Hotkey left: the server refuses {{'kind': 'key', 'text': '9'}}: "
+        f"no such key: 9: {remedy} (at Hotkey(keys=('left',)))",
+        f"FAIL  step: {mapping}: actions: Click: the server refuses {{'kind': 'click', 'x': 28}}: "
+        f"Invalid: x: too big: {remedy} (at Click(point=Point(x=28, y=28)))",
     ])  # fmt: skip
     with scripted(GOOD) as (url, _):
         assert checked(url, mapping, tmp_path, capsys) == (0, [])
@@ -138,7 +138,7 @@ def test_a_server_without_task_lists_asks_for_a_task_file(mapping, capsys):
         assert main(["check-env", f"openenv:{url}#{mapping}", "--tasks", f"openenv:{url}#train"]) == 2
     one, other = capsys.readouterr().err.splitlines()
     assert one == other
-    assert f"{url}: has no task lists: write a task file, and name it instead of the server" in one
+    assert f"{url}: has no task lists: set tasks.train or --tasks to a file tasks.json" in one
 
 
 def test_a_server_gets_its_own_token_and_not_that_of_our_hosts(mapping, monkeypatch):

@@ -1,8 +1,8 @@
 """Environments of OpenEnv servers: `env.name = "openenv:http://HOST:PORT#mapping.toml"`.
 
-Each episode is a session of its own. The score is the last reward, or the sum of all rewards if the mapping file
-says so, clipped to [0, 1]. An action without a template in the mapping file does nothing; one line of the log
-names all of them.
+Each episode is a session of its own. The score is the last reward, clipped to [0, 1], or the sum of all
+rewards if the mapping file says so. An action without a template in the mapping file does nothing; one line
+of the log names all of them.
 """
 
 from __future__ import annotations

@@ -91,8 +91,8 @@ class NoTasks(UserError):
 
     def __init__(self, url: str) -> None:
         super().__init__(
-            f"{url}: has no task lists: write a task file, and name it instead of the server (tasks.train or "
-            '--tasks), such as tasks.json with [{"id": "a", "instruction": "Reach the goal", "evaluator": {}, '
+            f"{url}: has no task lists: set tasks.train or --tasks to a file tasks.json such as "
+            '[{"id": "a", "instruction": "Reach the goal", "evaluator": {}, '
             '"config": [{"type": "reset", "parameters": {"seed": 1}}]}]'
         )
 

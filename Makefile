@@ -17,6 +17,7 @@ BROWSERGYM_VENV := .venv-browsergym
 BROWSERGYM := $(BROWSERGYM_VENV)/.installed
 INSPECT := .venv-inspect/.installed
 VERIFIERS := .venv-verifiers/.installed
+TRL := .venv-trl/.installed
 RAY := $(VENV)/.installed-ray
 MINIWOB := $(VENV)/.installed-miniwob
 CUA_AGENT := $(VENV)/.installed-cua-agent
@@ -33,7 +34,7 @@ tests = $(PYTEST) $(1) || { [ $$? = 1 ] && echo "== Repeating the failed tests, 
 export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help train compare test test-slow test-real test-vllm test-browser test-cluster osworld miniwob browsergym openenv inspect verifiers vllm lint format clean
+.PHONY: help train compare test test-slow test-real test-vllm test-browser test-cluster osworld miniwob browsergym openenv inspect verifiers trl vllm lint format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,7 +55,7 @@ test: $(DEV) ## check style and types, and run the tests; ARGS="-k replay" selec
 	wait $$lint || failed="$${failed:+$$failed; }make lint"; cat $(VENV)/lint.log; \
 	[ -z "$$failed" ] || { echo "Failed. To repeat it: $$failed" >&2; exit 1; }
 
-test-slow: $(DEV) $(OPENENV) $(INSPECT) $(VERIFIERS) ## run the tests that take long
+test-slow: $(DEV) $(OPENENV) $(INSPECT) $(VERIFIERS) $(TRL) ## run the tests that take long
 	@$(call tests,-n 2 -m slow $(ARGS))
 
 test-real: $(DEV) $(CUA_AGENT) $(OPENENV) osworld ## run the tests on real desktops; FULL=1 includes the slow ones
@@ -84,6 +85,8 @@ inspect: $(INSPECT) ## install Inspect in .venv-inspect (370 MB)
 
 verifiers: $(VERIFIERS) ## install verifiers in .venv-verifiers (600 MB)
 
+trl: $(TRL) ## install TRL and the package openenv in .venv-trl (1.6 GB)
+
 vllm: $(VLLM) ## install vLLM for CPUs in .venv-vllm (2.5 GB)
 
 lint: $(DEV) ## check style and types
@@ -94,7 +97,7 @@ format: $(DEV) ## format the code and apply automatic fixes
 	$(BIN)/ruff check --fix
 
 clean: ## remove installed and cached files; keep runs/
-	rm -rf $(VENV) $(OSWORLD_VENV) $(VLLM_VENV) $(OPENENV_VENV) $(BROWSERGYM_VENV) .venv-inspect .venv-verifiers build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OSWORLD_VENV) $(VLLM_VENV) $(OPENENV_VENV) $(BROWSERGYM_VENV) .venv-inspect .venv-verifiers .venv-trl build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # pip is what a half-made environment lacks, so its presence stands for the whole.
@@ -144,6 +147,15 @@ $(OPENENV): requirements-openenv.txt
 $(INSPECT) $(VERIFIERS): .venv-%/.installed: requirements-%.txt
 	$(PYTHON) -m venv --clear $(@D)
 	$(@D)/bin/python -m pip install --quiet --quiet --disable-pip-version-check --requirement $<
+	@touch $@
+
+# Torchvision is for GPUs, torch may be for CPUs: the patch lets it load.
+$(TRL): requirements-trl.txt requirements-openenv.txt tests/vllm/patch_torchvision.py
+	$(PYTHON) -m venv --clear .venv-trl
+	.venv-trl/bin/python -m pip install --quiet --quiet --disable-pip-version-check --requirement requirements-openenv.txt
+	.venv-trl/bin/python -m pip install --quiet --quiet --disable-pip-version-check --requirement requirements-trl.txt
+	.venv-trl/bin/python -m pip install --quiet --quiet --disable-pip-version-check --no-deps openenv==0.10.0 torchvision==0.28.0
+	.venv-trl/bin/python tests/vllm/patch_torchvision.py
 	@touch $@
 
 # vLLM needs libnuma, which no wheel contains. Without it, vLLM fails late with an unclear message.

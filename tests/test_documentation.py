@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files that the pages tell a reader to make."""
     folder = tmp_path_factory.mktemp("reader")
     shutil.copytree(
-        ROOT / "examples", folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
+        ROOT / "examples", folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", "runs")
     )
     (folder / "mine.toml").write_text('extends = "desk"\n')
     (folder / "prompt.txt").write_text("{instruction}")

@@ -58,6 +58,10 @@ class EnvError(ArpoFault):
     """An environment raised an exception, hung, or returned an invalid value."""
 
 
+class ActionRefused(EnvError):
+    """The server of an environment refused an action that its mapping file has."""
+
+
 class EnvTimeout(EnvError):
     """A call of an environment exceeded its timeout."""
 

@@ -83,7 +83,8 @@ def scripted(*answers: Any, schema: Any = SCHEMA, token: str = "") -> Iterator[t
     """A server that gives these answers to the messages of every session; the last one to all later ones.
 
     Yields its URL and the messages that it received. An answer is the data of an observation, a whole
-    message with a type, a text to send as it is, or None to close the session. A text as schema: a redirect.
+    message with a type, a text to send as it is, a function of the message, or None to close the session. A
+    text as schema: a redirect.
     """
     received: list[Any] = []
 
@@ -96,6 +97,8 @@ def scripted(*answers: Any, schema: Any = SCHEMA, token: str = "") -> Iterator[t
             if received[-1]["type"] == "close" or left[0] is None:
                 break
             answer = left[0] if len(left) == 1 else left.pop(0)
+            if callable(answer):
+                answer = answer(received[-1])
             if isinstance(answer, str):
                 await channel.send_str(answer)
             else:

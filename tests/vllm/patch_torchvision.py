@@ -1,8 +1,8 @@
-"""Patches torchvision in .venv-vllm. `make vllm` runs this once with the interpreter of that environment.
+"""Patches torchvision in .venv-vllm and .venv-trl. `make vllm` and `make trl` run this once.
 
-vLLM imports torchvision. The default package index has torchvision for GPUs only. Its compiled operators do
-not load with a CPU build of torch. The import still fails for two operators, because torchvision registers
-them without a check. This script appends their declarations to torchvision's extension.py.
+vLLM and TRL import torchvision. The default package index has torchvision for GPUs only. Its compiled
+operators do not load with a CPU build of torch. The import still fails for two operators, because torchvision
+registers them without a check. This script appends their declarations to torchvision's extension.py.
 """
 
 from importlib.util import find_spec

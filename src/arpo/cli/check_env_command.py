@@ -26,6 +26,7 @@ def run_check_env(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     config = load_config(None, [*overrides, f"--env.name={options.target}"])
     from arpo.envs.check import check_env
     from arpo.envs.factory import open_factory
+    from arpo.envs.openenv.env import OpenEnvs
     from arpo.tasks.sources import chosen_tasks
 
     factory = open_factory(config)
@@ -41,7 +42,14 @@ def run_check_env(options: argparse.Namespace, overrides: Sequence[str]) -> int:
         print(check, flush=True)
 
     checks = run_interruptibly(
-        check_env(factory, tasks, config.env, show, lambda screenshot: sizes.update([screenshot.size])),
+        check_env(
+            factory,
+            tasks,
+            config.env,
+            show,
+            lambda screenshot: sizes.update([screenshot.size]),
+            factory.selected_actions() if isinstance(factory, OpenEnvs) else (),
+        ),
         on_cancel=_report_cancel,
     )
     if again := [check for check in checks if check not in shown]:

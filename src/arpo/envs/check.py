@@ -22,7 +22,7 @@ from arpo.envs.check_findings import Check, CheckFailed, Findings
 from arpo.envs.check_probe import Probe, describe, every_action, raised_by_env
 from arpo.envs.loop_watch import LoopWatch
 from arpo.envs.return_values import definition
-from arpo.errors import EnvError, EnvTimeout, boundary, definition_of
+from arpo.errors import ActionRefused, EnvError, EnvTimeout, boundary, definition_of
 from arpo.types import Screenshot, Task
 
 MIN_BLOCKS = 2  # of a call; a single one may be an import
@@ -41,16 +41,18 @@ async def check_env(
     config: EnvConfig,
     on_check: Callable[[Check], None] = lambda check: None,
     on_screenshot: Callable[[Screenshot], None] = lambda screenshot: None,
+    more_actions: Sequence[Action] = (),
 ) -> list[Check]:
     """Run all checks on `tasks`, at least one. Returns a line per rule that holds and per finding.
 
     `on_check` receives the lines of a rule as soon as it is checked, `on_screenshot` the first screenshot of
-    each task. Later rules may add notes to a finding: compare with the result.
+    each task. Later rules may add notes to a finding: compare with the result. `more_actions` are tried
+    besides one of every kind.
     """
     if not tasks:
         raise ValueError("check_env needs at least one task")
     async with LoopWatch() as watch:
-        suite = _Suite(factory, tasks, config, watch, on_screenshot)
+        suite = _Suite(factory, tasks, config, watch, on_screenshot, more_actions)
         for rule, check in suite.rules.items():
             suite.rule = rule
             await check()
@@ -67,6 +69,7 @@ class _Suite:
         config: EnvConfig,
         watch: LoopWatch,
         on_screenshot: Callable[[Screenshot], None],
+        more_actions: Sequence[Action],
     ) -> None:
         self.rules: dict[str, Callable[[], Awaitable[None]]] = {
             "every task starts and returns a screenshot": self._every_task_starts,
@@ -88,6 +91,7 @@ class _Suite:
         self._config = config
         self._watch = watch
         self._on_screenshot = on_screenshot
+        self._more_actions = more_actions
         self._timeouts: dict[str, list[EnvTimeout]] = {}
 
     async def _play_each(
@@ -145,7 +149,7 @@ class _Suite:
     async def _every_action_is_handled(self) -> None:
         """Reuses an environment until an action is terminal, raises an exception or ends the episode."""
         seen = await self._play(lambda env: env.start(self._first))
-        remaining = list(every_action(*seen.screenshot.size)) if seen else []
+        remaining = [*self._more_actions, *every_action(*seen.screenshot.size)] if seen else []
 
         async def play(env: Probe) -> bool:
             await env.start(self._first)
@@ -162,7 +166,7 @@ class _Suite:
         try:
             result = await env.step(actions)
         except EnvError as fault:
-            if not raised_by_env(fault):
+            if isinstance(fault, ActionRefused) or not raised_by_env(fault):
                 self._report(fault, action=actions[0])
             return False
         return not result.terminated and not isinstance(actions[-1], TERMINAL)

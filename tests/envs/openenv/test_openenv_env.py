@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from arpo.actions import Click, Finished, Hover, Point, Wait
+from arpo.actions import Click, Finished, Hotkey, Hover, Point, Wait
+from arpo.cli import main
 from arpo.config import Config, EnvConfig
 from arpo.envs.factory import env_source, plays_desk, resolve_env
 from arpo.envs.openenv.env import OpenEnvs
@@ -72,13 +73,72 @@ def test_a_reward_is_clipped_to_a_score(mapping, reward, score):
         assert played(f"openenv:{url}#{mapping}")[2] == score
 
 
-def test_an_action_without_a_template_does_nothing_and_is_named_once(mapping, caplog):
+@pytest.mark.parametrize(
+    ("rewards", "score"), [((0.25, 0.5, 0.0), 0.75), ((2, -1.5, None), 0.5), ((0.7, 0.7, -3), 0.0)]
+)
+def test_the_score_may_be_the_sum_of_all_rewards(mapping, rewards, score):
+    mapping.write_text(f'score = "sum"\n{MAPPING}')
+    with scripted(GOOD, *({**GOOD, "reward": reward} for reward in rewards)) as (url, _):
+        assert played(f"openenv:{url}#{mapping}", actions=CLICK * 3)[2] == score
+
+
+def test_actions_without_a_template_do_nothing_and_are_named_once(mapping, caplog):
+    mapping.write_text(f'{MAPPING}Scroll = {{ kind = "key" }}\n"Hotkey left" = {{ kind = "key" }}\n')
     with scripted(GOOD) as (url, received), caplog.at_level(logging.WARNING):
         hover = Hover(point=Point(1, 1))
-        _, result, _ = played(f"openenv:{url}#{mapping}", actions=(hover, hover, Wait(), Finished()))
+        other = Hotkey(keys=("right",))
+        _, result, _ = played(f"openenv:{url}#{mapping}", actions=(other, hover, Wait(), Finished()))
     assert not result.terminated
     assert [message["type"] for message in received] == ["reset", "close"]
-    assert caplog.messages == [f"{mapping}: [actions] has no Hover: such actions do nothing"]
+    missing = (
+        "Hotkey right, DoubleClick, RightClick, MiddleClick, TripleClick, Hover, LongPress, MouseDown, "
+        "MouseUp, Drag, KeyDown, KeyUp, Type, OpenApp, PressHome, PressBack, GiveAnswer"
+    )
+    assert caplog.messages == [f"{mapping}: [actions] has no {missing}: such actions do nothing"]
+
+
+def checked(url, mapping, tmp_path, capsys):
+    """The exit code of check-env, and its findings."""
+    tasks = tmp_path / "tasks.json"
+    tasks.write_text('[{"id": "a", "instruction": "Win", "config": [], "evaluator": {}}]')
+    code = main(["check-env", f"openenv:{url}#{mapping}", "--tasks", str(tasks)])
+    return code, [line for line in capsys.readouterr().out.splitlines() if line.startswith(("FAIL", "warn"))]
+
+
+def test_check_env_names_each_action_that_the_server_refuses(mapping, tmp_path, capsys):
+    """Also one of a key that no other check presses."""
+    mapping.write_text(f'{MAPPING}"Hotkey left" = {{ kind = "key", text = "9" }}\n')
+    refusals = [
+        {"type": "error", "data": {"message": "no such key: 9", "code": "EXECUTION_ERROR"}},
+        {"type": "error", "data": {"message": "Invalid", "errors": [{"loc": ["x"], "msg": "too big"}]}},
+    ]
+
+    def answer(message):
+        if message["type"] == "reset":
+            return GOOD
+        return refusals[0] if message["data"]["kind"] == "key" else refusals[1]
+
+    with scripted(answer) as (url, _):
+        code, findings = checked(url, mapping, tmp_path, capsys)
+    remedy = "correct the template, or remove it"
+    assert (code, findings[:2]) == (1, [
+        f"FAIL  step: {mapping}: actions: Hotkey left: the server refuses {{'kind': 'key', 'text': '9'}}: "
+        f"no such key: 9: {remedy} (at Hotkey(keys=('left',)))",
+        f"FAIL  step: {mapping}: actions: Click: the server refuses {{'kind': 'click', 'x': 28}}: "
+        f"Invalid: x: too big: {remedy} (at Click(point=Point(x=28, y=28)))",
+    ])  # fmt: skip
+    with scripted(GOOD) as (url, _):
+        assert checked(url, mapping, tmp_path, capsys) == (0, [])
+
+
+def test_a_server_without_task_lists_asks_for_a_task_file(mapping, capsys):
+    """Older versions of OpenEnv have no /list_environments."""
+    with scripted(GOOD) as (url, _):
+        assert main(["check-env", f"openenv:{url}#{mapping}"]) == 2
+        assert main(["check-env", f"openenv:{url}#{mapping}", "--tasks", f"openenv:{url}#train"]) == 2
+    one, other = capsys.readouterr().err.splitlines()
+    assert one == other
+    assert f"{url}: has no task lists: set tasks.train or --tasks to a file tasks.json" in one
 
 
 def test_a_server_gets_its_own_token_and_not_that_of_our_hosts(mapping, monkeypatch):

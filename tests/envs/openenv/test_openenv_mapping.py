@@ -2,7 +2,21 @@
 
 import pytest
 
-from arpo.actions import Click, Direction, DoubleClick, Drag, Hotkey, Hover, Point, Scroll, Type, Wait
+from arpo.actions import (
+    Click,
+    Direction,
+    DoubleClick,
+    Drag,
+    Hotkey,
+    Hover,
+    KeyDown,
+    KeyUp,
+    OpenApp,
+    Point,
+    Scroll,
+    Type,
+    Wait,
+)
 from arpo.envs.openenv.mapping import read_mapping
 from arpo.errors import UserError
 from openenv_server import SCHEMA
@@ -83,6 +97,10 @@ GOOD = '[actions]\nClick = { kind = "click", x = "{x}" }'
         ),
         ('screenshot = "pixels"\n[actions]\n"Click left" = {}', "actions: Click left: no such action"),
         ('screenshot = "pixels"\n[actions]\nClick = 3', "actions: Click: must be a table"),
+        ('screenshot = "pixels"\n[actions]\n"Hotkey ArrowLeft" = {}', 'ArrowLeft: write "Hotkey left"'),
+        ('screenshot = "pixels"\n[actions]\n"KeyDown fire" = {}', "KeyDown fire: unknown key 'fire'"),
+        ('screenshot = "pixels"\n[actions]\n"Scroll dwn" = {}', "Scroll dwn: 'dwn' is not a valid Direction"),
+        (f'screenshot = "pixels"\nscore = "total"\n{GOOD}', "score = 'total': must be one of: last, sum"),
         (
             'screenshot = "pixels"\n[actions]\nClick = { x = "{text}" }',
             "no field {text}; its fields are: x, y",
@@ -122,3 +140,18 @@ def test_one_branch_of_a_union_of_actions_is_enough(mapped):
     assert mapped(text, schema).templates.keys() == {"Hotkey", "Click"}
     with pytest.raises(UserError, match="the field 'tap' is missing"):
         mapped(text.replace("{ key =", "{ keys ="), schema)
+
+
+def test_selected_actions_are_those_of_one_key_direction_or_name(mapped):
+    names = ("Hotkey ctrl+c", "KeyDown shift", "KeyUp shift", "Scroll left", "OpenApp Text Editor", "Hotkey")
+    actions = "\n".join(f'"{name}" = {{ name = "{name}" }}' for name in names)
+    mapping = mapped(f'screenshot = "pixels"\n[actions]\n{actions}', OPEN)
+    selected = mapping.selected_actions()
+    assert selected == [
+        Hotkey(keys=("ctrl", "c")),
+        KeyDown(key="shift"),
+        KeyUp(key="shift"),
+        Scroll(point=None, direction=Direction.LEFT),
+        OpenApp(name="Text Editor"),
+    ]
+    assert [mapping.steps(action, SIZE) for action in selected] == [[{"name": name}] for name in names[:-1]]

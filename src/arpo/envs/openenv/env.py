@@ -1,7 +1,8 @@
 """Environments of OpenEnv servers: `env.name = "openenv:http://HOST:PORT#mapping.toml"`.
 
-Each episode is a session of its own. The score is the last reward, clipped to [0, 1]. An action without a
-template in the mapping file does nothing; the log names it once.
+Each episode is a session of its own. The score is the last reward, clipped to [0, 1], or the sum of all
+rewards if the mapping file says so. An action without a template in the mapping file does nothing; one line
+of the log names all of them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from arpo.actions import TERMINAL, Action, Wait, up_to_terminal
 from arpo.envs.base import Env
 from arpo.envs.openenv.mapping import ScreenMapping, read_mapping
 from arpo.envs.openenv.server import RESET, Server, Session, parse_address
-from arpo.errors import EnvError, UserError
+from arpo.errors import ActionRefused, EnvError, UserError
 from arpo.png import rgb
 from arpo.types import Observation, Screenshot, StepResult, Task, screen_fault
 
@@ -47,16 +48,20 @@ class OpenEnvs:
             self._mapping = read_mapping(file, schema)
         except RecursionError:
             raise UserError(f"{self._server.url}/schema: nested too deeply") from None
-        self._ignored: set[str] = set()
+        self._ignored: list[str] = []
+
+    def selected_actions(self) -> list[Action]:
+        """An action for each entry of the mapping file of one key, direction or name."""
+        return self._mapping.selected_actions()
 
     def __call__(self) -> Env:
         return OpenEnvEnv(self._server, self._mapping, self._ignored)
 
 
 class OpenEnvEnv:
-    """One episode. `ignored`: names of actions without a template, already logged."""
+    """One episode. `ignored`: the first action without a template, already logged."""
 
-    def __init__(self, server: Server, mapping: ScreenMapping, ignored: set[str]) -> None:
+    def __init__(self, server: Server, mapping: ScreenMapping, ignored: list[str]) -> None:
         self.host = server.url
         self._session = Session(server)
         self._mapping = mapping
@@ -79,7 +84,7 @@ class OpenEnvEnv:
         for action in up_to_terminal(actions):
             for step in self._steps(action):
                 if not self._done:
-                    self._take(await self._session.step(step), "step")
+                    self._take(await self._send(action, step), "step")
         return StepResult(observation=Observation(screenshot=self._screen), terminated=self._done)
 
     async def evaluate(self) -> float:
@@ -88,12 +93,24 @@ class OpenEnvEnv:
     async def close(self) -> None:
         await self._session.close()
 
+    async def _send(self, action: Action, step: Json) -> Json:
+        try:
+            return await self._session.step(step)
+        except ActionRefused as refused:
+            raise ActionRefused(
+                "step",
+                f"{self._mapping.file}: actions: {self._mapping.entry(action)}: the server refuses "
+                f"{_short(step)}: {refused.message[:150]}: correct the template, or remove it",
+            ) from refused
+
     def _steps(self, action: Action) -> list[Json]:
         steps = self._mapping.steps(action, self._screen.size)
-        name = type(action).__name__
-        if steps is None and name not in self._ignored and not isinstance(action, (Wait, *TERMINAL)):
-            self._ignored.add(name)
-            _log.warning("%s: [actions] has no %s: such actions do nothing", self._mapping.file, name)
+        if steps is None and not self._ignored and not isinstance(action, (Wait, *TERMINAL)):
+            self._ignored.append(self._mapping.entry(action))
+            missing = dict.fromkeys((*self._ignored, *self._mapping.without_template()))
+            _log.warning(
+                "%s: [actions] has no %s: such actions do nothing", self._mapping.file, ", ".join(missing)
+            )
         return steps or []
 
     def _take(self, answer: Json, where: str) -> None:
@@ -105,7 +122,7 @@ class OpenEnvEnv:
         if reward is not None:
             if not isinstance(reward, int | float) or not math.isfinite(reward):
                 raise EnvError(where, f"reward: is {_short(reward)}, must be a finite number")
-            self._reward = float(reward)
+            self._reward = float(reward) + (self._reward if self._mapping.sums_rewards else 0.0)
 
     def _screenshot(self, answer: Json, where: str) -> Screenshot:
         path = self._mapping.screenshot

@@ -3,6 +3,7 @@
     screenshot = "screen.png"  # path in the observation: a base64 PNG, or an array of pixels
     shape = "screen.shape"     # path of the shape [height, width, channels], if the array is flat
     goal = "goal"              # path of the goal; without it, the model reads the instruction of the task
+    score = "sum"              # of all rewards; without it: the last reward
 
     [actions]
     Click = { action = "click", x = "{x}", y = "{y}" }
@@ -23,10 +24,11 @@ from pathlib import Path
 from typing import Any
 
 import arpo.actions as act
-from arpo.actions import Action
+from arpo.actions import TERMINAL, Action
 from arpo.config.recipe import nearest
 from arpo.envs.openenv.schema import fault_in, field_types
 from arpo.errors import UserError
+from arpo.keyboard import canonical_keys
 
 Json = dict[str, Any]
 Fields = Mapping[str, Any]
@@ -59,6 +61,7 @@ FIELDS: Mapping[str, Fields] = {
     "CallUser": {},
 }  # fmt: skip
 _SELECTING = {"Scroll": "direction", "Hotkey": "key", "KeyDown": "key", "KeyUp": "key", "OpenApp": "name"}
+_SCORES = ("last", "sum")
 _FIELD = re.compile(r"\{(\w+)(!r)?\}")
 _EXAMPLE = 'Click = { action = "click", x = "{x}", y = "{y}" }'
 
@@ -71,6 +74,7 @@ class ScreenMapping:
     screenshot: str
     shape: str
     goal: str
+    sums_rewards: bool
     templates: Mapping[str, Sequence[Json]]
 
     def steps(self, action: Action, size: tuple[int, int]) -> list[Json] | None:
@@ -78,14 +82,35 @@ class ScreenMapping:
 
         `size` is that of the screen: a scroll without a position is in its centre.
         """
-        kind, fields = type(action).__name__, _fields_of(action, size)
-        special = f"{kind} {fields[_SELECTING[kind]]}" if kind in _SELECTING else kind
-        template = self.templates.get(special, self.templates.get(kind))
+        fields = _fields_of(action, size)
+        template = self.templates.get(self.entry(action))
         if template is None:
             return None
         if fields.get("submit") and "submit" not in {name for step in template for name in _used(step)}:
             fields = {**fields, "text": f"{fields['text']}\n"}
         return [_filled(step, fields) for step in template]
+
+    def entry(self, action: Action) -> str:
+        """The name of its template: "Hotkey enter" or "Hotkey". The first one if the file has none."""
+        kind = type(action).__name__
+        if kind not in _SELECTING:
+            return kind
+        special = f"{kind} {_fields_of(action, (1, 1))[_SELECTING[kind]]}"
+        return kind if kind in self.templates and special not in self.templates else special
+
+    def without_template(self) -> list[str]:
+        """The kinds of actions that the file does not have, except those that need none."""
+        mapped = {name.partition(" ")[0] for name in self.templates}
+        optional = {kind.__name__ for kind in (act.Wait, *TERMINAL)}
+        return [kind for kind in FIELDS if kind not in mapped | optional]
+
+    def selected_actions(self) -> list[Action]:
+        """An action for each entry of one key, direction or name, such as "Hotkey enter"."""
+        return [
+            _selected_action(kind, selected)
+            for kind, _, selected in (name.partition(" ") for name in self.templates)
+            if selected
+        ]
 
 
 def read_mapping(file: str, schema: Json) -> ScreenMapping:
@@ -96,12 +121,15 @@ def read_mapping(file: str, schema: Json) -> ScreenMapping:
         raise UserError(f"{file}: cannot be read: {error.strerror}: write a mapping file") from error
     except ValueError as error:  # not TOML, or not UTF-8
         raise UserError(f"{file}: {error}") from error
-    known = ("screenshot", "shape", "goal", "actions")
+    known = ("screenshot", "shape", "goal", "score", "actions")
     for key in content:
         if key not in known:
             raise UserError(f"{file}: {key}: unknown key{nearest(key, known)}")
+    if content.get("score", "last") not in _SCORES:
+        raise UserError(f"{file}: score = {content['score']!r}: must be one of: {', '.join(_SCORES)}")
     mapping = ScreenMapping(
         file=file,
+        sums_rewards=content.get("score") == "sum",
         templates=dict(_read_templates(file, content.get("actions"))),
         **{key: _read_path(file, key, content.get(key, "")) for key in ("screenshot", "shape", "goal")},
     )
@@ -126,6 +154,8 @@ def _read_templates(file: str, actions: Any) -> Iterator[tuple[str, list[Json]]]
         kind, _, selected = name.partition(" ")
         if kind not in FIELDS or (selected and kind not in _SELECTING):
             raise UserError(f"{file}: actions: {name}: no such action{nearest(kind, list(FIELDS))}")
+        if selected:
+            _check_selected(file, kind, selected)
         steps = value if isinstance(value, list) else [value]
         for step in steps:
             if not isinstance(step, dict):
@@ -136,6 +166,34 @@ def _read_templates(file: str, actions: Any) -> Iterator[tuple[str, list[Json]]]
                     f"{file}: actions: {name}: no field {{{min(unknown)}}}; its fields are: {fields}"
                 )
         yield name, steps
+
+
+def _check_selected(file: str, kind: str, selected: str) -> None:
+    """Raise UserError if no action of a model has this key or direction."""
+    written = selected
+    try:
+        if kind == "Scroll":
+            act.Direction(selected)
+        elif kind != "OpenApp":
+            written = "+".join(canonical_keys(selected))
+    except ValueError as error:
+        raise UserError(f"{file}: actions: {kind} {selected}: {error}") from None
+    if written != selected:
+        raise UserError(f'{file}: actions: {kind} {selected}: write "{kind} {written}"')
+
+
+def _selected_action(kind: str, selected: str) -> Action:
+    match kind:
+        case "Scroll":
+            return act.Scroll(point=None, direction=act.Direction(selected))
+        case "OpenApp":
+            return act.OpenApp(name=selected)
+        case "KeyDown":
+            return act.KeyDown(key=selected)
+        case "KeyUp":
+            return act.KeyUp(key=selected)
+        case _:
+            return act.Hotkey(keys=canonical_keys(selected))
 
 
 def _check_observation(mapping: ScreenMapping, schema: Json) -> None:

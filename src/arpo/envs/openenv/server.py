@@ -17,7 +17,7 @@ import aiohttp
 from arpo.config.task_set_names import OPENENV
 from arpo.engines.http_exchange import one_line
 from arpo.envs.openenv.schema import require_schema
-from arpo.errors import EnvError, UserError
+from arpo.errors import ActionRefused, EnvError, UserError
 from arpo.processes.backoff import pause_after
 from arpo.processes.environment import read_secret
 from arpo.types import Task
@@ -29,6 +29,7 @@ _CALL_SECONDS = 30.0
 _CLOSE_SECONDS = 5.0
 _FULL_ATTEMPTS = 4  # an ended session frees its place a moment later
 _FULL = "CAPACITY_REACHED"
+_LIST = "/list_environments"
 _GOALS = ("instruction", "goal", "prompt", "question", "description")  # of a task, the usual names
 
 Json = dict[str, Any]
@@ -68,7 +69,7 @@ class Server:
                 return json.loads(answer.read(MAX_MESSAGE))
         except urllib.error.HTTPError as error:
             remedy = f"set {TOKEN_VARIABLE}" if error.code in (401, 403) else "not an OpenEnv server"
-            if error.code == 501:
+            if error.code == 501 or (error.code, path) == (404, _LIST):
                 raise NoTasks(self.url) from error
             raise UserError(f"{self.url}{path}: answered with status {error.code}: {remedy}") from error
         except (OSError, ValueError, HTTPException, RecursionError) as error:
@@ -86,11 +87,11 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 class NoTasks(UserError):
-    """The server has no list of tasks."""
+    """The server has no task lists, or its version of OpenEnv does not know them."""
 
     def __init__(self, url: str) -> None:
         super().__init__(
-            f"{url}: has no task lists: write a file tasks.json such as "
+            f"{url}: has no task lists: set tasks.train or --tasks to a file tasks.json such as "
             '[{"id": "a", "instruction": "Reach the goal", "evaluator": {}, '
             '"config": [{"type": "reset", "parameters": {"seed": 1}}]}]'
         )
@@ -109,9 +110,9 @@ def parse_address(key: str, text: str) -> tuple[Server, str]:
 def openenv_tasks(source: str) -> list[Task]:
     """The tasks of a split: "openenv:http://HOST:PORT#SPLIT". Raises UserError with the splits there are."""
     server, split = parse_address("tasks", source)
-    names = server.call("/list_environments")
+    names = server.call(_LIST)
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
-        raise UserError(f"{server.url}/list_environments: must be a list with a name")
+        raise UserError(f"{server.url}{_LIST}: must be a list with a name")
     splits = server.call(f"/{names[0]}/splits")
     known = (
         [str(one.get("name")) for one in splits if isinstance(one, dict)] if isinstance(splits, list) else []
@@ -168,6 +169,7 @@ class Session:
         raise AssertionError
 
     async def step(self, action: Json) -> Json:
+        """Raises ActionRefused if the server answers with an error."""
         return await self._call("step", {"type": "step", "data": action})
 
     async def close(self) -> None:
@@ -216,6 +218,8 @@ class Session:
             case "observation" if isinstance(data, dict):
                 return data
             case "error" if isinstance(data, dict):
+                if where == "step":
+                    raise ActionRefused(where, _describe(data))
                 fault = _Full if data.get("code") == _FULL else EnvError
                 raise fault(where, f"{self._server.url}: {_describe(data)}")
             case kind:

@@ -24,6 +24,12 @@ def test_shipped_dialects_conform(dialect):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dialect", PARSERS, ids=lambda dialect: dialect.name)
+def test_a_hundred_thousand_damaged_answers(dialect):
+    assert check_dialect(dialect, mutations=100_000, seed=1) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dialect", PARSERS, ids=lambda dialect: dialect.name)
 def test_long_repetitions_are_refused(dialect):
     """Quadratic work on 200,000 characters would take minutes."""
     for piece in PIECES:

@@ -131,6 +131,7 @@ def test_a_batch_in_which_nothing_was_compared_says_so(tmp_path: Path) -> None:
     notes = [text for text in display.texts if "compared" in text]
     same = "engine and learner were not compared: no answer of the current weights"
     assert notes == [f"batch {number}: {same}" for number in (2, 3)]
-    assert "Engine and learner were not compared in batch 2, 3." in report_of(
-        write_report(Path(config.run.dir))
-    )["warnings"]
+    assert (
+        "Engine and learner were not compared in batch 2, 3."
+        in report_of(write_report(Path(config.run.dir)))["warnings"]
+    )

@@ -59,6 +59,18 @@ def test_asynchronous_rollouts_continue_during_learning() -> None:
 
 
 @pytest.mark.slow
+def test_slow_tasks_delay_their_own_batch_only() -> None:
+    """Every tenth task takes four times as long. No episode is played in vain."""
+    lock_step = Cluster(
+        environments=32, replicas=8, learner_gpus=8, groups=16, group_size=2, updates=1, batches=8,
+        times=constant_times.TIMES, slow=4.0,
+    )  # fmt: skip
+    waiting, asynchronous = simulate(lock_step), simulate(replace(lock_step, max_staleness=1))
+    assert asynchronous.per_hour > 1.6 * waiting.per_hour
+    assert asynchronous.lost == 0
+
+
+@pytest.mark.slow
 def test_the_simulation_repeats_itself() -> None:
     cluster = replace(SMALL, max_staleness=1, times=replace(ServiceTimes(), hangs=0.2))
     assert simulate(cluster) == simulate(cluster)

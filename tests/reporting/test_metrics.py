@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from arpo.config.recipe import keys
-from arpo.reporting.metrics import METRICS, describe_metrics, find_metric
+from arpo.reporting.metrics import METRICS, TIMES, describe_metrics, find_metric
 from arpo.training.trainer import Trainer
 from trained import lines, train_to_end
 from verdicts import A, B, Scripted, small_config
@@ -23,6 +23,8 @@ def test_every_metric_of_a_run_is_explained(tmp_path: Path, max_staleness: int) 
     names = {name for line in lines(config, "metrics.jsonl") for name in line}
     assert ("staleness_mean" in names) == (max_staleness > 0)
     assert names - {"step"} - METRICS.keys() == set()
+    times = {name for line in lines(config, "timing.jsonl") for name in line}
+    assert "env_lost" in times and times - {"step"} - TIMES.keys() == set()
 
 
 def test_every_metric_of_an_offline_method_is_explained() -> None:
@@ -50,4 +52,5 @@ def test_explanations_name_existing_keys() -> None:
 def test_the_listing_has_every_metric() -> None:
     listing = describe_metrics()
     assert all(f"\n{name}  ({metric.title})\n" in listing for name, metric in METRICS.items())
+    assert all(f"\n{name} " in listing for name in TIMES)
     assert max(map(len, listing.splitlines())) <= 110

@@ -73,21 +73,17 @@ class Stuck(Scripted):
 
 
 class Slow(Scripted):
-    """The first group of two of task A ends after two more episodes of other tasks have ended."""
+    """The first group of two of the task `slow` ends when `overtaken` is set."""
 
+    slow: ClassVar[str] = A
     overtaken: ClassVar[asyncio.Event]
-    of_a: ClassVar[int] = 0  # episodes of A that were to be evaluated
-    left: ClassVar[int] = 2  # episodes of other tasks until A's may end
+    scored: ClassVar[int] = 0  # episodes of this task that were to be evaluated
 
     async def evaluate(self) -> float:
-        if self.task.id == A:
-            Slow.of_a += 1
-            if Slow.of_a in (2, 3):  # the first episode is that of the base evaluation
+        if self.task.id == Slow.slow:
+            Slow.scored += 1
+            if Slow.scored in (2, 3):  # the first episode is that of the base evaluation
                 await Slow.overtaken.wait()
-        elif Slow.of_a >= 2:
-            Slow.left -= 1
-            if not Slow.left:
-                Slow.overtaken.set()
         return await super().evaluate()
 
 

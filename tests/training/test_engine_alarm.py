@@ -105,3 +105,33 @@ def test_by_option_the_batch_is_stored_and_not_trained_on_also_after_a_stop(tmp_
     resumed, _ = train(parts)
     assert lines(parts, "metrics.jsonl") == lines(whole, "metrics.jsonl")
     assert resumed.run.progress.untrained == 1
+
+
+def test_a_batch_in_which_nothing_was_compared_says_so(tmp_path: Path) -> None:
+    """All answers claim to be of version 0, also those that the check asks for."""
+    script()
+    config = small_config(tmp_path, [A, B], "--train.epochs=3", "--train.max_staleness=2")
+    display = Notes()
+    with closing(RunFolder(Path(config.run.dir))) as store:
+        store.write_recipe(config)
+        trainer = Trainer(config, store, display)
+        engine: Any = trainer.run.scheduler.agent.engine
+        generate = engine.generate
+
+        async def claim(prompt: Prompt, sampling: Sampling) -> Completion:
+            answer = await generate(prompt, sampling)
+            return replace(answer, versions=(0,) * len(answer.versions))
+
+        engine.generate = claim
+        assert asyncio.run(trainer.train())
+    _, first, *others = lines(config, "metrics.jsonl")
+    assert first["engine_tokens"] and "engine_kl" in first
+    assert [line["engine_tokens"] for line in others] == [0, 0]
+    assert not any("engine_kl" in line or "logprob_gap" in line for line in others)
+    notes = [text for text in display.texts if "compared" in text]
+    same = "engine and learner were not compared: no answer of the current weights"
+    assert notes == [f"batch {number}: {same}" for number in (2, 3)]
+    assert (
+        "Engine and learner were not compared in batch 2, 3."
+        in report_of(write_report(Path(config.run.dir)))["warnings"]
+    )

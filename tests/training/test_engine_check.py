@@ -76,6 +76,13 @@ def test_a_fault_is_found_in_the_first_batch_without_signal(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("plant", [no_pixels, other_template, swapped_images, lost_layer])
+def test_a_fault_is_found_in_bfloat16(tmp_path: Path, plant: Plant) -> None:
+    """With the threshold of this dtype, which does not see another temperature."""
+    assert alarms(train(desk_config(tmp_path, 0, "--model.dtype=bfloat16"), plant)) == [True, True]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("staleness", [0, 1])
 @pytest.mark.parametrize(
     ("plant", "words"),

@@ -3,9 +3,10 @@
     with open_publisher(config, learner, renderer, run_folder) as publisher:
         await engine.load(publisher.publish())  # after each batch
 
-A version has a checksum of each tensor: an engine proves with them that it has exactly these weights, at any
-later time, without the learner. It also has a probe: a fixed prompt with screenshots and an answer, and the
-learner's log-probabilities of the answer's tokens. It shows that an engine computes with these weights.
+A version has a checksum of each tensor: an engine shows with them that it has the values of these weights, at
+any later time, without the learner. A checksum is a sum: it does not see the order of values within a tensor.
+A version also has a probe: a fixed prompt with screenshots and an answer, and the learner's log-probabilities
+of the answer's tokens. It shows that an engine computes with these weights.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The metrics of a run, explained: one entry per name in metrics.jsonl.
+"""The metrics of a run, explained: one entry per name in metrics.jsonl, and in timing.jsonl.
 
 The report prints the explanation under each curve, and `arpo report --help-metrics` lists all of them.
 Metrics of plug-ins have no entry.
@@ -298,6 +298,26 @@ METRICS: Mapping[str, Metric] = {
 }
 
 
+# Columns of timing.jsonl. Seconds of a batch have the name of their stage.
+TIMES: Mapping[str, str] = {
+    "rollout": "Seconds in which the trainer waited for the episodes of the batch (lock step).",
+    "wait": "Seconds in which the learner waited for groups (asynchronous training).",
+    "learn": "Seconds of the updates, with the new weights of the engine.",
+    "evaluate": "Seconds of evaluations.",
+    "save": "Seconds of checkpoints.",
+    "judge": "Seconds of log-probabilities of the base model (offline methods).",
+    "outage": "Seconds in which no environment worked.",
+    "episodes_per_second": "Rate of training episodes.",
+    "env_start": "Share of the time of all environments (env.parallel) in starting.",
+    "env_step": "Share of their time in steps.",
+    "env_evaluate": "Share of their time in the scoring of final states.",
+    "env_engine": "Share of their time in waiting for an answer.",
+    "env_idle": "The rest. Small is good; if it is large, more environments do not help.",
+    "env_lost": "Share of their time in attempts that a fault ended. Above 10%: see the failures.",
+    "engine_busy": "Share of the time in which the engine had a request.",
+}
+
+
 def find_metric(name: str) -> Metric | None:
     """The entry of a metric, also of the success rate on a held-out set with a name of the user's."""
     if name not in METRICS and name.startswith(EVALUATION):
@@ -314,4 +334,6 @@ def describe_metrics() -> str:
     for name, metric in METRICS.items():
         lines += ["", f"{name}  ({metric.title})"]
         lines += textwrap.wrap(metric.explanation, 106, initial_indent="    ", subsequent_indent="    ")
+    lines += ["", "The times in timing.jsonl.", ""]
+    lines += [f"{name:<20} {explanation}" for name, explanation in TIMES.items()]
     return "\n".join(lines)

@@ -150,6 +150,7 @@ def test_the_engine_alarm_does_not_see_staleness() -> None:
     assert (sums.fresh, sums.current) == (3, 2)
     assert sums.gap == pytest.approx(math.log(2))  # of the second token; the first has no gap
     assert sums.engine_kl == pytest.approx(2 - 1 - math.log(2))
+    assert sums.surprise == pytest.approx(2 * math.log(2))  # of both: 0.5 each
     assert sums.stale_kl == pytest.approx(2 - 1 - math.log(2))  # of the third
 
 

@@ -76,9 +76,8 @@ def test_a_fault_is_found_in_the_first_batch_without_signal(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plant", [no_pixels, other_template, swapped_images, lost_layer])
+@pytest.mark.parametrize("plant", [no_pixels, other_temperature, other_template, swapped_images, lost_layer])
 def test_a_fault_is_found_in_bfloat16(tmp_path: Path, plant: Plant) -> None:
-    """With the threshold of this dtype, which does not see another temperature."""
     assert alarms(train(desk_config(tmp_path, 0, "--model.dtype=bfloat16"), plant)) == [True, True]
 
 
@@ -104,6 +103,13 @@ def test_a_sound_engine_is_compared_in_every_batch_and_raises_no_alarm(
     batches = train(desk_config(tmp_path, staleness, "--train.epochs=4"), lambda engine: None)
     assert not any(alarms(batches))
     assert all(line["engine_tokens"] and line["engine_kl"] < 1e-6 for line in batches)
+
+
+@pytest.mark.slow
+def test_a_sound_engine_raises_no_alarm_in_bfloat16(tmp_path: Path) -> None:
+    batches = train(desk_config(tmp_path, 0, "--model.dtype=bfloat16"), lambda engine: None)
+    assert not any(alarms(batches))
+    assert all(line["engine_kl"] < 0.005 * line["engine_surprise"] for line in batches)
 
 
 VERSION = 3
@@ -168,4 +174,7 @@ def test_thresholds(found: float) -> None:
     assert disagreements({"engine_kl": found, "stale_kl": 0.4}, rounded)
     assert disagreements({"stale_kl": found}, exact)
     assert disagreements({"engine_kl": 0.001}, exact) and not disagreements({"engine_kl": 0.001}, rounded)
+    near, far = {"engine_kl": 0.001, "engine_surprise": 0.1}, {"engine_kl": 0.003, "engine_surprise": 0.1}
+    assert disagreements(far, rounded) == ["engine_kl is 0.003, above train.engine_kl_alarm = 0.002"]
+    assert disagreements(near, rounded) == []
     assert not disagreements({"engine_tokens": 0.0}, exact)

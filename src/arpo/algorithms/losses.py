@@ -44,9 +44,9 @@ class Tokens:
 class TokenSums:
     """Sums over tokens. Unlike means, they add up over micro-batches.
 
-    `gap` and `engine_kl` cover tokens of the current version: there μ and π_old should agree. `base_kl`
-    covers all tokens that are not replayed, with the correction of stale ones. Only the last two cover tokens
-    of the teacher's samples.
+    `gap`, `engine_kl` and `surprise` cover tokens of the current version: there μ and π_old should agree.
+    `base_kl` covers all tokens that are not replayed, with the correction of stale ones. Only the last two
+    cover tokens of the teacher's samples.
     """
 
     tokens: int = 0
@@ -60,7 +60,8 @@ class TokenSums:
     base_kl: float = 0.0  # π_θ against the base model
     gap: float = 0.0  # |log π_old − log μ|
     engine_kl: float = 0.0  # μ against π_old
-    stale_kl: float = 0.0  # the same at stale tokens, where μ is an older policy
+    surprise: float = 0.0  # −log π_old
+    stale_kl: float = 0.0  # as engine_kl, at stale tokens, where μ is an older policy
     teacher_tokens: int = 0
     teacher_nll: float = 0.0  # −log π_θ of these tokens
 
@@ -173,6 +174,7 @@ def engine_sums(tokens: Tokens) -> TokenSums:
         current=int(current_T.sum()),
         gap=gap_T[current_T].sum().item(),
         engine_kl=kl_T[current_T].sum().item(),
+        surprise=-tokens.old_logp_T[current_T].sum().item(),
         stale_kl=kl_T[stale_T].sum().item(),
     )
 
@@ -184,5 +186,6 @@ def engine_metrics(sums: TokenSums) -> dict[str, float]:
         "engine_tokens": float(sums.current),
         **({"logprob_gap": sums.gap / sums.current} if sums.current else {}),
         **({"engine_kl": sums.engine_kl / sums.current} if sums.current else {}),
+        **({"engine_surprise": sums.surprise / sums.current} if sums.current else {}),
         **({"stale_kl": sums.stale_kl / stale} if stale else {}),
     }

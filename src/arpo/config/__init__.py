@@ -81,10 +81,14 @@ class Config:
         """Number of episodes that an engine in this process holds at once."""
         return self.env.parallel + (CHECK_ANSWERS if self.trains_a_copy else 0)
 
-    @property
-    def engine_kl_alarm(self) -> float:
-        """train.engine_kl_alarm, or its default: rounding gives up to 0.01 in bfloat16, 1e-6 in float32."""
-        return self.train.engine_kl_alarm or (1e-5 if self.model.dtype == "float32" else 0.02)
+    def engine_kl_limit(self, surprise: float) -> float:
+        """Threshold of engine_kl at tokens with this mean of −log π: train.engine_kl_alarm, or its default.
+
+        Rounding hardly changes the probability of a token that is almost certain. So the default of bfloat16
+        is in proportion to the surprise: rounding gives up to a quarter of it, and 1e-6 in float32.
+        """
+        rounding = 0.02 * min(surprise, 1.0) if self.model.dtype != "float32" else 0.0
+        return self.train.engine_kl_alarm or max(1e-5, rounding)
 
     @property
     def endless(self) -> bool:

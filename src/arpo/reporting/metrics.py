@@ -249,6 +249,11 @@ METRICS: Mapping[str, Metric] = {
         "in bfloat16. Above train.engine_kl_alarm, the batch is reported. Tokens of older policy versions "
         "have no part in it. Absent if nothing was compared.",
     ),
+    "engine_surprise": Metric(
+        "Surprise at compared tokens",
+        "Mean of −log probability at the tokens of engine_kl. Rounding disturbs uncertain tokens more, so "
+        "the alarm threshold of bfloat16 is 2% of it.",
+    ),
     "engine_tokens": Metric(
         "Compared tokens",
         "Tokens of engine_kl. 0: engine and learner were not compared in this batch.",

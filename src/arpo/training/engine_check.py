@@ -76,12 +76,13 @@ def compare(learner: Learner, samples: Sequence[Sample]) -> TokenSums:
 
 def disagreements(metrics: Metrics, config: Config) -> list[str]:
     """What exceeds its threshold, in words; NaN does."""
+    limit = config.engine_kl_limit(metrics.get("engine_surprise", 1.0))
     limits = (
-        ("engine_kl", config.engine_kl_alarm, "train.engine_kl_alarm = "),
+        ("engine_kl", limit, "train.engine_kl_alarm = "),
         ("stale_kl", STALE_KL_ALARM, ""),
     )
     return [
-        f"{name} is {metrics[name]:.2g}, above {setting}{limit:g}"
+        f"{name} is {metrics[name]:.2g}, above {setting}{limit:.2g}"
         for name, limit, setting in limits
         if name in metrics and not metrics[name] <= limit
     ]

@@ -172,7 +172,7 @@ class _Comparison:
             answers=len(self._answers),
             tokens=sum(len(one.tokens) for one in self._answers),
             kl=kl,
-            limit=self._config.engine_kl_alarm,
+            limit=self._config.engine_kl_limit(_surprise(learner)),
             tried=tuple(sorted(best.values(), key=lambda one: one.kl)),
             worst=self._worst(learner),
         )
@@ -355,6 +355,12 @@ def _disagreement(answers: Sequence[_Answer], scores: Sequence[Sequence[float]])
     )
     found = k3(engine, learner).mean().item() if len(engine) else math.inf
     return min(found, LARGEST) if math.isfinite(found) else LARGEST
+
+
+def _surprise(scores: Sequence[Sequence[float]]) -> float:
+    """As the metric engine_surprise."""
+    logprobs = [*chain(*scores)]
+    return -sum(logprobs) / len(logprobs) if logprobs else 1.0
 
 
 def _reversed(answer: _Answer) -> _Answer | None:

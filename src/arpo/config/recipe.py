@@ -341,7 +341,8 @@ def _read_overrides(overrides: Sequence[str] | Mapping[str, object]) -> Iterator
 
 def _known(name: str, known: Mapping[str, Key], source: str) -> Key:
     if name not in known:
-        raise UserError(f"{source}: {name}: unknown key{nearest(name, list(known))}")
+        hint = nearest(name.replace("-", "_"), list(known))
+        raise UserError(f"{source}: {name}: unknown key{hint}")
     return known[name]
 
 

@@ -149,6 +149,7 @@ def test_hostile_text_round_trips(tmp_path):
         ("--training.weight_decay", "optim.weight_decay"),
         ("--rollout.groupsize", "rollout.group_size"),
         ("--optim.learning_rate", "optim.lr"),
+        ("--optim.learning-rate", "optim.lr"),
         ("--train.learning_rate", "optim.lr"),
     ],
 )

@@ -18,9 +18,14 @@ VARIED = [
 SAME = [["Action: click(start_box='(1,1)')", "Action: wait()", "Action: finished()"]] * 16
 
 
-def stats(phase: str, answers: Answers, *, solved: bool = False) -> AnswerStats:
+def stats(phase: str, answers: Answers, *, solved: bool = False, malformed: int = 0) -> AnswerStats:
+    """`malformed`: in the first ones of the episodes, an answer does not parse."""
     return answer_stats(
-        phase, {f"Open file {n}": Answered(solved=solved, answers=one) for n, one in enumerate(answers)}
+        phase,
+        {
+            f"Open file {n}": Answered(solved=solved, malformed=n < malformed, answers=one)
+            for n, one in enumerate(answers)
+        },
     )
 
 
@@ -59,6 +64,19 @@ def test_one_action_for_everything() -> None:
     (text,) = texts(VARIED, [["Action: wait()"] * 15] * 16)
     assert text.startswith("The model nearly always gives the same answer.")
     assert "(training batch 2), 100% of 240 answers are 'wait()'." in text
+
+
+def test_answers_that_cannot_be_read() -> None:
+    read, unread = stats("training batch 1", VARIED), stats("training batch 2", VARIED, malformed=8)
+    (finding,) = answer_findings(read, unread)
+    assert finding.text.startswith(
+        "The answers cannot be read. In the newest episodes (training batch 2), 8 of 16 tasks"
+    )
+    assert "training has damaged the answers" in finding.text and "optim.lr" in finding.text
+    (finding,) = answer_findings(unread, unread)
+    assert "does model.dialect match the format" in finding.text
+    assert answer_findings(read, stats("training batch 2", VARIED, malformed=7)) == []
+    assert answer_findings(read, stats("training batch 2", VARIED, malformed=16, solved=True)) == []
 
 
 def test_no_finding_without_evidence() -> None:

@@ -1,4 +1,4 @@
-"""A run whose answers stop depending on the task says so at once, at its end, and in its report."""
+"""A run whose answers become useless says so at once, at its end, and in its report."""
 
 from __future__ import annotations
 
@@ -34,8 +34,23 @@ class Shown(Display):
         self.lines.append("SUMMARY")
 
 
-def test_equal_answers_are_named_when_they_begin_and_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("later", "beginning", "found"),
+    [
+        (
+            "Action: wait()",
+            "The model nearly always",
+            "(training batch 2), 100% of 8 answers are 'wait()'. It was different",
+        ),
+        (
+            "Action: hotkey(key='{episode} Submit",
+            "The answers cannot be read.",
+            "(training batch 2), 8 of 8 tasks with different instructions have an answer without a valid",
+        ),
+    ],
+)
+def test_useless_answers_are_named_when_they_begin_and_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: str, beginning: str, found: str
 ) -> None:
     Scripted.play({})
     tasks = list({one["instruction"]: name for name, one in shipped_list("pool").items()}.values())[:8]
@@ -45,20 +60,19 @@ def test_equal_answers_are_named_when_they_begin_and_at_the_end(
     generate = InProcessEngine.generate
 
     async def answer(self: Any, prompt: Prompt, sampling: Sampling) -> Completion:
-        """Different answers before training and in batch 1, later always the same one."""
-        found = await generate(self, prompt, sampling)
+        """Different answers before training and in batch 1, useless ones later."""
+        completion = await generate(self, prompt, sampling)
         varied = prompt.episode_id.startswith(("eval0-", "batch-1-"))
-        return replace(
-            found, text=f"Action: type(content='{prompt.episode_id}')" if varied else "Action: wait()"
-        )
+        text = "Action: type(content='{episode}')" if varied else later
+        return replace(completion, text=text.replace("{episode}", prompt.episode_id))
 
     monkeypatch.setattr(InProcessEngine, "generate", answer)
     display = Shown()
     assert run_training(config, display) == 0
-    named = [n for n, line in enumerate(display.lines) if line.startswith("The model nearly always")]
+    named = [n for n, line in enumerate(display.lines) if line.startswith(beginning)]
     first, last = named
     assert display.lines[first - 1] == "BATCH 1" and display.lines[last - 1] == "SUMMARY"
-    assert "(training batch 2), 100% of 8 answers are 'wait()'. It was different" in display.lines[first]
+    assert found in display.lines[first]
     report = report_of(write_report(Path(config.run.dir)))
     assert report["warnings"] == [display.lines[last]]
     assert "(evaluation after batch 3)" in display.lines[last]

@@ -361,7 +361,8 @@ def _known(name: str, known: Mapping[str, Key], source: str) -> Key:
     if name in REMOVED:
         raise UserError(f"{source}: {name}: {advice(name)}")
     if name not in known:
-        raise UserError(f"{source}: {name}: unknown key{nearest(name, list(known))}")
+        hint = nearest(name.replace("-", "_"), list(known))
+        raise UserError(f"{source}: {name}: unknown key{hint}")
     return known[name]
 
 

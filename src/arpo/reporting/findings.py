@@ -18,6 +18,7 @@ OPENING = 3  # answers of an episode that are compared: many tasks begin with th
 COMMON_OPENING = 0.5  # share of tasks with the same opening
 DISTINCT_OPENINGS = 0.125  # different openings per task
 COMMON_ACTION = 0.8  # share of answers with the same action
+UNREADABLE = 0.5  # share of tasks whose episode has an answer that does not parse or is cut
 MOSTLY_SOLVED = 0.5
 LISTED_BATCHES = 8
 NUMBERED_PHASE = re.compile(rf"({BATCH}|{EVALUATED})(\d{{1,9}})")
@@ -33,9 +34,10 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """The answers of one episode."""
+    """The answers of one episode. `malformed`: one of them does not parse or is cut."""
 
     solved: bool
+    malformed: bool
     answers: Sequence[str]
 
 
@@ -51,6 +53,11 @@ class AnswerStats:
     answers: int
     common_action: str
     common_actions: int
+    malformed: int = 0  # tasks; checkpoints of earlier versions do not have it
+
+    @property
+    def unreadable(self) -> bool:
+        return self._conclusive and self.malformed >= UNREADABLE * self.tasks
 
     @property
     def collapsed(self) -> bool:
@@ -95,12 +102,20 @@ def answer_stats(phase: str, episodes: Mapping[str, Answered]) -> AnswerStats:
         answers=sum(map(len, actions)),
         common_action=common[0][0] if common else "",
         common_actions=common[0][1] if common else 0,
+        malformed=sum(one.malformed for one in episodes.values()),
     )
 
 
 def answer_findings(first: AnswerStats, newest: AnswerStats) -> list[Finding]:
     """Findings about the newest phase. Their advice depends on the first one: was it so before training?"""
     phase = f"({newest.phase})"
+    if newest.unreadable:
+        text = (
+            f"The answers cannot be read. In the newest episodes {phase}, {newest.malformed:,} of "
+            f"{newest.tasks:,} tasks with different instructions have an answer without a valid action, or "
+            f"one that is cut at rollout.max_answer_tokens. {_reading_advice(first.unreadable)}"
+        )
+        return [Finding(name="unreadable answers", text=text)]
     if newest.collapsed:
         share = format_number(newest.common_actions / newest.answers, percent=True)
         text = (
@@ -129,6 +144,18 @@ def _advice(from_start: bool) -> str:
     return (
         "It was different at the beginning of the run: training has destroyed the variety of answers. Train "
         "again with a lower optim.lr or a higher loss.kl."
+    )
+
+
+def _reading_advice(from_start: bool) -> str:
+    if from_start:
+        return (
+            "It was so from the start of the run. Read an episode (arpo view): does model.dialect match the "
+            "format of the answers, and is rollout.max_answer_tokens large enough?"
+        )
+    return (
+        "It was different at the beginning of the run: training has damaged the answers. Train again with a "
+        "lower optim.lr or a higher loss.kl."
     )
 
 

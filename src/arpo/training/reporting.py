@@ -80,7 +80,9 @@ class Records:
             phase_title(phase),
             {
                 task.instruction or task.id: Answered(
-                    solved=episode.score >= solved, answers=[turn.completion.text for turn in episode.turns]
+                    solved=episode.score >= solved,
+                    malformed=episode.malformed,
+                    answers=[turn.completion.text for turn in episode.turns],
                 )
                 for task, episode in reversed(played)
             },

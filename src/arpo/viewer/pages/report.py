@@ -110,7 +110,8 @@ def _phase_answers(run: RunSource, phase: str, played: Sequence[Episode]) -> Ans
     """Statistics of the first episode of each instruction: tasks with the same one count once."""
     first = {run.instruction(one.task) or one.task: one for one in reversed(played)}
     answers = {
-        text: Answered(solved=one.solved, answers=run.answers(one.episode)) for text, one in first.items()
+        text: Answered(solved=one.solved, malformed=one.malformed, answers=run.answers(one.episode))
+        for text, one in first.items()
     }
     return answer_stats(phase_title(phase), answers)
 

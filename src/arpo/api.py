@@ -32,7 +32,7 @@ from arpo.actions import Action
 from arpo.config import Config
 from arpo.config.recipe import load_config, load_recorded, nearest
 from arpo.dialects.base import thought_of
-from arpo.errors import AgentError, EngineError, EnvError, UserError
+from arpo.errors import AgentError, EngineError, EnvError, NoSuchTask, UserError
 from arpo.interrupts import INTERRUPTED
 from arpo.types import Failure, StopReason, Task, Trajectory, Turn
 
@@ -146,7 +146,7 @@ def find_task(task: str | Task, config: Config) -> Task:
         if task not in index and task != RANDOM:
             names = [one.id for one in index.listed] or [sets["train"][0].id]
             some = f" (there are {len(names)}: {', '.join(names[:3])}, …)"
-            raise UserError(f"{task!r}: no such task in the recipe{nearest(task, names) or some}")
+            raise NoSuchTask(f"{task!r}: no such task in the recipe{nearest(task, names) or some}")
         if task != RANDOM:
             found = [index[task]]
         elif isinstance(sets["train"], FreshTasks):

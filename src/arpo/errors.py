@@ -23,6 +23,10 @@ class UserError(ValueError):
     """Bad input: a recipe, a task file, a checkpoint, a path. `arpo` prints it and exits with code 2."""
 
 
+class NoSuchTask(UserError):
+    """No task of the recipe has this id."""
+
+
 class BadSetting(UserError):
     """An invalid value: BadSetting("loss.kl", "is -1.0, must be >= 0")."""
 

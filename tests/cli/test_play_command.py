@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from argparse import Namespace
 from contextlib import closing
 from importlib.resources import files
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageSequence
 
+from arpo.cli import completion
 from arpo.cli.entry_point import main
 from arpo.config import Config, EnvConfig, RolloutConfig, TasksConfig
 from arpo.storage.run_folder import RunFolder
@@ -116,10 +118,16 @@ def test_it_lists_the_tasks_of_a_run(run, capsys):
     assert last == f"5 tasks. Play one: arpo play TASK --run {run}"
 
 
+def test_tab_offers_the_tasks_of_a_run(run):
+    tasks = ["random", "heldout-006", FRESH_TASK, "pool-013", "pool-021", "pool-040"]
+    assert completion._tasks(Namespace(run=run)) == tasks
+    assert completion._tasks(Namespace(run=None)) == ["random"]
+
+
 def test_a_task_that_the_run_does_not_have_names_the_list(run, capsys):
     assert main(["play", "heldout-0060", "--run", str(run)]) == 2
     error = capsys.readouterr().err
-    assert "did you mean heldout-0" in error and f"`arpo play --run {run}` lists its tasks" in error
+    assert "did you mean heldout-006?" in error and f"`arpo play --run {run}` lists its 5 tasks" in error
 
 
 @pytest.mark.slow

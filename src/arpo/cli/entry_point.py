@@ -47,6 +47,10 @@ _REMEDIES = {
 def main(argv: Sequence[str] | None = None) -> int:
     # Set before torch is imported: on shared cores, spinning OpenMP threads slow torch down.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if "_ARGCOMPLETE" in os.environ:
+        from arpo.cli.completion import complete
+
+        complete(*_parsers())
     try:
         code = _run(sys.argv[1:] if argv is None else argv)
         if argv is None and code == INTERRUPTED:  # this process ends: one more Ctrl-C ends it at once
@@ -157,7 +161,7 @@ def parse_command(argv: Sequence[str]) -> tuple[Command, argparse.Namespace, lis
     names = [command.name for command in COMMANDS]
     if words and not words[0].startswith("-") and words[0] not in names:
         raise UserError(f"{words[0]!r}: unknown command{nearest(words[0], names)}")
-    options, unknown = _parser().parse_known_args(words)
+    options, unknown = _parsers()[0].parse_known_args(words)
     command: Command = options.command
     if unknown:
         raise UserError(_unexpected(unknown[0], command))
@@ -199,7 +203,8 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"{message} (see: {self.prog} --help)")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parsers() -> tuple[_Parser, dict[str, _Parser]]:
+    """The parser, and those of the commands."""
     parser = _Parser(
         prog="arpo",
         description="Train agents that use a computer through screenshots, mouse and keyboard.",
@@ -223,4 +228,4 @@ def _parser() -> argparse.ArgumentParser:
         for names, details in command.arguments:
             own.add_argument(*names.split(), **details)
         own.set_defaults(command=command)
-    return parser
+    return parser, commands.choices

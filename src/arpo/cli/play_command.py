@@ -18,8 +18,8 @@ from arpo.api import Episode, Play, Step, open_run, play
 from arpo.cli.command import RECIPE_HELP, Command, argument
 from arpo.cli.view_command import redirect
 from arpo.config import Config
-from arpo.config.recipe import load_config
-from arpo.errors import ArpoFault, UserError, printable
+from arpo.config.recipe import load_config, nearest
+from arpo.errors import ArpoFault, NoSuchTask, UserError, printable
 from arpo.storage.codec import PLAYED
 from arpo.types import StopReason, Task, Trajectory
 
@@ -57,9 +57,11 @@ def _open(options: argparse.Namespace, overrides: Sequence[str]) -> Play:
     config = load_config(run.config, overrides) if chosen else run.measured_config(overrides)
     try:
         return play(options.task, config)
-    except UserError as error:
+    except NoSuchTask:
+        names = [row["task"] for row in played_tasks(options.run)]
         raise UserError(
-            f"{error}. `arpo play --run {shlex.quote(str(options.run))}` lists its tasks"
+            f"{options.task!r}: no such task in the run{nearest(options.task, names)}. "
+            f"`arpo play --run {shlex.quote(str(options.run))}` lists its {len(names)} tasks"
         ) from None
 
 
@@ -155,9 +157,8 @@ def _write_gif(path: Path, playing: Play, result: str) -> None:
     path.write_bytes(animate(playing.task.instruction, [*frames, end]))
 
 
-def _list_tasks(folder: Path) -> int:
-    """Print the tasks that a run has played, with their success rates before and after training."""
-    from arpo.reporting.display import count_noun
+def played_tasks(folder: Path) -> list[dict[str, Any]]:
+    """The tasks that a run has played, as the viewer's page of tasks has them."""
     from arpo.viewer.export import index_all
     from arpo.viewer.library import Library
     from arpo.viewer.pages.tasks import tasks_page
@@ -166,7 +167,14 @@ def _list_tasks(folder: Path) -> int:
     with closing(Library([folder])) as library:
         index_all(library)
         found = [row for source in library.sources.values() for row in tasks_page(source)["tasks"]]
-    rows = sorted(found, key=lambda row: (row["task_set"] or "", row["task"]))
+    return sorted(found, key=lambda row: (row["task_set"] or "", row["task"]))
+
+
+def _list_tasks(folder: Path) -> int:
+    """Print the tasks that a run has played, with their success rates before and after training."""
+    from arpo.reporting.display import count_noun
+
+    rows = played_tasks(folder)
     width = max((len(row["task"]) for row in rows), default=4)
     print(f"{'task':{width}}  {'before':>6} {'after':>6}  set, instruction")
     for row in rows:

@@ -182,6 +182,7 @@ class Sampling:
     temperature: float
     max_tokens: int
     seed: int
+    alternatives: int = 0  # so many other tokens are returned with each sampled one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +192,8 @@ class Completion:
     `logprobs` are the engine's log-probabilities of the tokens at the sampling temperature. `versions` are
     the policy versions that sampled them: the weights may change within an answer. Both are empty if another
     model gave the answer (a teacher: `arpo collect` with a chat server). If finish is "stop", the
-    last token is the end-of-turn token; `text` does not contain it.
+    last token is the end-of-turn token; `text` does not contain it. `alternatives` has the most likely other
+    tokens for each token, with their log-probabilities; it is empty if the sampling asked for none.
 
     >>> completion = Completion(
     ...     token_ids=(21, 22, 2),  # 2: end of turn
@@ -209,6 +211,7 @@ class Completion:
     text: str
     finish: str  # stop | length
     versions: tuple[int, ...]
+    alternatives: tuple[tuple[tuple[int, float], ...], ...] = ()
 
     @property
     def policy_version(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import math
 import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -278,6 +279,24 @@ def test_an_answer_does_not_depend_on_the_batch(new_engine: NewEngine, family: s
         for (_, one), (_, other) in zip(played, alone, strict=True):
             assert one.token_ids == other.token_ids
             assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+
+
+@FAST_ENGINES_AND_FAMILIES
+def test_other_likely_tokens_complete_the_distribution(new_engine: NewEngine, family: str) -> None:
+    model, renderer = tiny_of(family), RENDERERS[family]
+    vocabulary = model.lm_head.weight.shape[0]
+    prompt = first_prompt(renderer, "one", screenshot(1, 56, 84))
+
+    def answer(**changes: int) -> Completion:
+        engine = new_engine(model, renderer, slots=1)
+        return asyncio.run(engine.generate(prompt, replace(sampling(7, 4, 1.0), **changes)))
+
+    plain, full, two = answer(), answer(alternatives=vocabulary), answer(alternatives=2)
+    assert plain.alternatives == () and plain.token_ids == full.token_ids == two.token_ids
+    for token, logp, others in zip(full.token_ids, full.logprobs, full.alternatives, strict=True):
+        assert {token, *dict(others)} == set(range(vocabulary))
+        assert math.exp(logp) + sum(math.exp(one) for _, one in others) == pytest.approx(1.0, abs=1e-4)
+    assert two.alternatives == tuple(others[:2] for others in full.alternatives)
 
 
 @EACH_ENGINE_AND_FAMILY

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from arpo.engines.token_sampling import sample, uniforms
+from arpo.engines.token_sampling import likely_others, sample, uniforms
 from devices import DEVICES
 
 LOGITS = torch.tensor([0.5, 0.25, 0.25]).log()
@@ -79,3 +79,15 @@ def test_the_seed_alone_decides_the_numbers() -> None:
     assert np.array_equal(uniforms(7, 3), uniforms(7, 5)[:3])
     assert not np.array_equal(uniforms(7, 3), uniforms(8, 3))
     assert 0.45 < uniforms(1, 1000).mean() < 0.55
+
+
+def test_likely_others_leave_out_the_sampled_token() -> None:
+    logits = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.7, 0.1]]).log()
+    first, second = likely_others(logits, [1.0, 0.0], tokens_B=[1, 1], count=2)
+    assert [token for token, _ in first] == [0, 2]
+    assert [logp for _, logp in first] == pytest.approx([math.log(0.5), math.log(0.2)])
+    assert [token for token, _ in second] == [0, 2]
+    [[(token, logp)]] = likely_others(logits[:1], [0.5], tokens_B=[2], count=1)
+    assert (token, logp) == (0, pytest.approx(math.log(0.25 / (0.25 + 0.09 + 0.04))))
+    [found] = likely_others(logits[:1], [1.0], tokens_B=[0], count=9)
+    assert [token for token, _ in found] == [1, 2], "no more than the vocabulary has"

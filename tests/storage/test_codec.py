@@ -68,6 +68,20 @@ def test_wrong_versions_are_damage(versions):
         trajectory_from_json(value, lambda _: shots)
 
 
+def test_other_likely_tokens_are_kept():
+    value, shots = written()
+    others = [[[7, -1.5], [9, -2.0]], [[8, -0.5]], []]
+    value["turns"][0]["completion"]["alternatives"] = others
+    loaded = trajectory_from_json(value, lambda _: shots)
+    assert loaded.turns[0].completion.alternatives == (((7, -1.5), (9, -2.0)), ((8, -0.5),), ())
+    assert loaded.turns[1].completion.alternatives == ()
+    again = json.loads(json.dumps(trajectory_to_json(loaded)))
+    assert again["turns"][0]["completion"]["alternatives"] == others
+    value["turns"][0]["completion"]["alternatives"] = others[1:]
+    with pytest.raises(ValueError, match="an answer has 3 tokens, and alternatives of 2"):
+        trajectory_from_json(value, lambda _: shots)
+
+
 def test_the_answer_of_a_teacher_has_neither_versions_nor_log_probabilities():
     value, shots = written([])
     value["turns"][0]["completion"]["logprobs"] = []

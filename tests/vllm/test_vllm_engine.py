@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import signal
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -195,6 +195,26 @@ def test_vllm_agrees_with_the_learner_over_ten_updates(pair: list[RealServer], t
             weights = await policy.step(prompt, one)
         assert gap(answers[0].logprobs, logprobs(weights.handle, prompt, answers[0], 1.0)) > 100 * EXACT
         assert notes == []
+
+    play(pair, test)
+
+
+def test_other_likely_tokens_have_the_probabilities_of_the_learner(
+    pair: list[RealServer], tmp_path: Path
+) -> None:
+    policy = policy_of(config_of(), tmp_path)
+    prompt = prompt_of(policy.renderer, "one", 1, 2)
+
+    async def test(engine: VllmEngine, notes: list[str]) -> None:
+        weights = policy.publisher.publish()
+        await engine.load(weights)
+        [one, plain] = await both(engine, policy.renderer, replace(SHORT, alternatives=2))
+        assert agree(one, plain) and plain.token_ids
+        for token, others in zip(one.token_ids, one.alternatives, strict=True):
+            assert len({token, *dict(others)}) == 3
+        for other, logprob in one.alternatives[0]:
+            instead = replace(one, token_ids=(other,), logprobs=(logprob,), versions=(0,), alternatives=())
+            assert gap((logprob,), logprobs(weights.handle, prompt, instead, 1.0)) < EXACT
 
     play(pair, test)
 

@@ -296,6 +296,12 @@ class RolloutConfig:
         low=1,
         high=16_777_216,
     )
+    alternatives: int = free(
+        0,
+        "Number of other likely tokens stored with each sampled one, for `arpo view`; about 25 bytes each",
+        low=0,
+        high=15,
+    )
     max_context_tokens: int = setting(
         4096, "Maximum length (tokens) of prompt and answer together", low=1, high=16_777_216
     )

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from arpo.engines.base import Weights
 from arpo.engines.cached_episodes import CachedEpisode, NewTokens, Passes, cached_prefix
-from arpo.engines.token_sampling import sample, uniforms
+from arpo.engines.token_sampling import likely_others, sample, uniforms
 from arpo.errors import ContextTooLong, EngineError
 from arpo.models.checksums import different_parameters
 from arpo.models.families import VisionLanguageModel
@@ -72,6 +72,7 @@ class _Request:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    alternatives: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
 
 
 class InProcessEngine:
@@ -365,6 +366,7 @@ class InProcessEngine:
         request.tokens.clear()
         request.logprobs.clear()
         request.versions.clear()
+        request.alternatives.clear()
         self._waiting.insert(0, request)
         return episode_id
 
@@ -394,6 +396,10 @@ class InProcessEngine:
         temperatures = [request.sampling.temperature for request in requests]
         draws = [request.uniforms[len(request.tokens)] for request in requests]
         tokens, logps = sample(logits_BV, temperatures, draws)
+        if count := max(request.sampling.alternatives for request in requests):
+            others = likely_others(logits_BV, temperatures, tokens, count)
+            for request, found in zip(requests, others, strict=True):
+                request.alternatives.append(found[: request.sampling.alternatives])
         self.stats.decoded_tokens += len(requests)
         for request, token, logp in zip(requests, tokens, logps, strict=True):
             request.tokens.append(token)
@@ -413,6 +419,7 @@ class InProcessEngine:
             text=self._renderer.decode(request.tokens),
             finish=finish,
             versions=tuple(request.versions),
+            alternatives=tuple(request.alternatives) if request.sampling.alternatives else (),
         )
         request.future.set_result(completion)
 

@@ -39,6 +39,22 @@ def sample(
     return [int(token) for token in tokens], logps
 
 
+def likely_others(
+    logits_BV: Tensor, temperatures_B: Sequence[float], tokens_B: Sequence[int], count: int
+) -> list[tuple[tuple[int, float], ...]]:
+    """The `count` most likely tokens of each row other than the sampled one, with their log-probabilities.
+
+    They are at the temperature, and at temperature 0 at 1.
+    """
+    temperature_B1 = torch.tensor(temperatures_B, device=logits_BV.device)[:, None]
+    logps_BV = (logits_BV.float() / temperature_B1.masked_fill(temperature_B1 == 0, 1.0)).log_softmax(-1)
+    logps_BK, tokens_BK = logps_BV.topk(min(count + 1, logps_BV.shape[1]))
+    return [
+        tuple(pair for pair in zip(tokens, logps, strict=True) if pair[0] != sampled)[:count]
+        for sampled, tokens, logps in zip(tokens_B, tokens_BK.tolist(), logps_BK.tolist(), strict=True)
+    ]
+
+
 def _invert(logps_BV: Tensor, uniforms_B1: Tensor) -> Tensor:
     """The token of each row under its draw. Sums are float64.
 

@@ -339,6 +339,7 @@ class VllmEngine:
             text=self._renderer.decode(answer.token_ids),
             finish=answer.finish,
             versions=versions,
+            alternatives=answer.alternatives,
         )
 
     async def _watch(self, replica: _Replica) -> None:

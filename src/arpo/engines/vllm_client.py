@@ -48,6 +48,7 @@ class Answer:
     logprobs: tuple[float, ...]
     finish: str  # stop | length
     labels: tuple[str, ...]
+    alternatives: tuple[tuple[tuple[int, float], ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +173,7 @@ class VllmClient:
             "temperature": sampling.temperature,
             "max_tokens": sampling.max_tokens,
             "seed": sampling.seed,
-            "logprobs": 0,  # of the sampled token only
+            "logprobs": sampling.alternatives and sampling.alternatives + 1,  # the first is the sampled token
             "ignore_eos": True,  # exactly our end tokens end an answer
             "stop_token_ids": sorted(self._renderer.end_ids),
             "detokenize": False,
@@ -277,6 +278,7 @@ class VllmClient:
             logprobs=tuple(_logprob(entry["logprob"]) for entry in content),
             finish=finish,
             labels=tuple(labels),
+            alternatives=tuple(map(_others, content)) if sampling.alternatives else (),
         )
 
     async def _models(self) -> list[dict[str, Any]]:
@@ -341,6 +343,12 @@ def _spread(spans: Sequence[dict[str, Any]], tokens: int) -> list[str]:
     if len(labels) != tokens:
         raise ValueError(f"{len(labels)} weight versions for {tokens} tokens")
     return labels
+
+
+def _others(entry: dict[str, Any]) -> tuple[tuple[int, float], ...]:
+    """The candidates of a sampled token other than itself."""
+    found = ((one["token_id"], _logprob(one["logprob"])) for one in entry["top_logprobs"])
+    return tuple((int(token), logprob) for token, logprob in found if token != entry["token_id"])
 
 
 def _logprob(value: Any) -> float:

@@ -89,6 +89,7 @@ async def _play(playing: Playing) -> Trajectory:
             temperature=settings.temperature,
             max_tokens=settings.max_answer_tokens,
             seed=draw_seed(playing.seed, task.id, playing.episode_id, len(turns)),
+            alternatives=settings.alternatives,
         )
         try:
             with measure("engine"):

@@ -168,6 +168,7 @@ class _Episode:
                 temperature=settings.temperature,
                 max_tokens=min(max_tokens or settings.max_answer_tokens, settings.max_answer_tokens, left),
                 seed=draw_seed(self._seed, self._task.id, self._id, len(self._turns)),
+                alternatives=settings.alternatives,
             )
             prompt = Prompt(
                 episode_id=self._id,

@@ -50,6 +50,7 @@ class StoredAnswer:
     logprobs: tuple[float, ...]
     finish: str
     versions: Runs | None = None
+    alternatives: tuple[tuple[tuple[int, float], ...], ...] = ()
     policy_version: int | None = None  # of all tokens, in older files
 
     def __post_init__(self) -> None:
@@ -59,6 +60,8 @@ class StoredAnswer:
                 f"an answer has {tokens} tokens, {len(self.logprobs)} log-probabilities and {versions} "
                 "policy versions"
             )
+        if self.alternatives and len(self.alternatives) != tokens:
+            raise ValueError(f"an answer has {tokens} tokens, and alternatives of {len(self.alternatives)}")
 
     @property
     def token_versions(self) -> Runs:
@@ -75,6 +78,7 @@ class StoredAnswer:
             text=self.text,
             finish=self.finish,
             versions=self.token_versions.expand(),
+            alternatives=self.alternatives,
         )
 
 
@@ -424,6 +428,7 @@ def _turn_to_json(turn: Turn) -> dict[str, Any]:
             "logprobs": list(completion.logprobs),
             "finish": completion.finish,
             "versions": ids_to_json(completion.versions),
+            **({"alternatives": completion.alternatives} if completion.alternatives else {}),
         },
         "actions": [action_to_json(action) for action in turn.actions],
         "error": turn.error,

@@ -106,6 +106,23 @@ def test_the_answer_of_a_teacher_has_tokens_without_log_probabilities(tmp_path: 
     assert shown == [(3, None, None), (4, None, None)]
 
 
+def test_other_likely_tokens_have_texts_and_log_probabilities(tmp_path: Path) -> None:
+    make_run(tmp_path / "desk")
+    tokenizer = load_tokenizer(SHIPPED)
+    assert tokenizer is not None
+    (tmp_path / "desk" / "model").symlink_to(SHIPPED)
+    [wait, end] = (tokenizer.encode(text).ids[0] for text in ("wait", "end"))
+    store = RunFolder(tmp_path / "desk")
+    played = turn([1], [wait, end], restart=True)
+    played = replace(played, completion=replace(played.completion, alternatives=(((end, -1.5),), ())))
+    store.add_trajectory(trajectory(1.0, played, name="batch-9-0-0"))
+    store.close()
+    found = [
+        token["alternatives"] for token in tokens(opened(tmp_path / "desk"), "batch-9-0-0", "1")["tokens"]
+    ]
+    assert found == [[{"id": end, "logprob": -1.5, "text": tokenizer.decode([end])}], []]
+
+
 def test_values_of_another_number_of_tokens_are_an_error(tmp_path: Path) -> None:
     make_run(tmp_path / "desk")
     store = RunFolder(tmp_path / "desk")

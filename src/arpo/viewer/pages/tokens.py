@@ -1,10 +1,13 @@
-"""Tokens of an answer: texts, log-probabilities, and with store.token_stats entropy, ratio and clipping."""
+"""Tokens of an answer: texts and log-probabilities.
+
+With rollout.alternatives also other likely tokens; with store.token_stats also entropy, ratio and clipping.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Any
 
 from arpo.errors import UserError
@@ -41,6 +44,8 @@ def tokens_page(run: RunSource, episode: str, step: int, chosen: int | None) -> 
     if run.tokenizer is not None:
         texts = token_texts(run.tokenizer, [row["id"] for row in rows])
         rows = [{**row, "text": text} for row, text in zip(rows, texts, strict=True)]
+        for other in chain(*(row["alternatives"] for row in rows)):
+            other["text"] = _decode(run.tokenizer, [other["id"]])
     note = ""
     if not values:
         note = NOT_TRAINED if run.index.count("token_stats") else HOW_TO_STORE
@@ -73,8 +78,13 @@ def _token_rows(turn: Any) -> list[Json]:
             "logprob": as_number(logprob),
             "version": version,
             **dict.fromkeys(("text", *TRAINED)),
+            "alternatives": [
+                {"id": other, "logprob": as_number(logp), "text": None} for other, logp in others or ()
+            ],
         }
-        for token, logprob, version in zip_longest(answer.token_ids, answer.logprobs, answer.versions)
+        for token, logprob, version, others in zip_longest(
+            answer.token_ids, answer.logprobs, answer.versions, answer.alternatives
+        )
     ]
 
 

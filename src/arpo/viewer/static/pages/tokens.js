@@ -81,7 +81,9 @@ arpo.tokens = (() => {
         answer.tokens.map((token) => span(token, name)),
       ),
       name === "logprob" ? rarest(answer.tokens) : null,
-      h("p", { class: "dim small" }, "Alternative tokens are not stored: a run records the sampled ones."),
+      answer.tokens.some((token) => instead(token))
+        ? null
+        : h("p", { class: "dim small" }, "--rollout.alternatives 3 stores other likely tokens with each token."),
     );
   }
 
@@ -102,11 +104,19 @@ arpo.tokens = (() => {
       known(token, name) ? measure.text(token) : `${measure.title} not stored`,
       `token ${token.id}`,
       `version ${number(token.version)}`,
+      ...(instead(token) ? [`instead: ${instead(token)}`] : []),
     ].join(", ");
     return arpo.charts.heat(
       h("span", { class: "token", title: label }, visible(token)),
       known(token, name) ? measure.share(token) : 0,
     );
+  }
+
+  // Other likely tokens with their probabilities.
+  function instead(token) {
+    return (token.alternatives || [])
+      .map((other) => `${JSON.stringify(visible(other))} ${percent(Math.exp(other.logprob))}`)
+      .join(", ");
   }
 
   // The least likely tokens as a table, for readers who do not see colours.
@@ -117,6 +127,8 @@ arpo.tokens = (() => {
       .sort((a, b) => a.logprob - b.logprob)
       .slice(0, 8);
     const heads = [["Position", "n"], ["Token"], ["Probability", "n"], ["Log-probability", "n"]];
+    const others = rows.some(instead);
+    if (others) heads.push(["Other likely tokens"]);
     const row = (token) =>
       h(
         "tr",
@@ -125,6 +137,7 @@ arpo.tokens = (() => {
         h("td", {}, h("code", {}, JSON.stringify(visible(token)))),
         h("td", { class: "n" }, percent(Math.exp(token.logprob))),
         h("td", { class: "n" }, number(token.logprob)),
+        others ? h("td", {}, instead(token)) : null,
       );
     return table(heads, rows.map(row), { kind: "rare", caption: "Least likely tokens" });
   }

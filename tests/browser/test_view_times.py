@@ -1,6 +1,8 @@
 """Times of calls, lanes of the timeline, and values of tokens in the browser."""
 
 import json
+import math
+from dataclasses import replace
 
 from playwright.sync_api import expect
 
@@ -40,6 +42,22 @@ def test_an_answer_that_was_trained_twice_shows_the_chosen_update(visit):
     page.wait_for_url("**trained=0**")
     expect(page.locator(".token[title*='ratio 1.5']")).to_have_count(0)
     assert colours(page) == [0, 0, 0, 0]
+
+
+def test_other_likely_tokens_stand_beside_the_sampled_ones(browser, tmp_path):
+    episode = played("batch-1-0-0", "pool-040", 1.0)
+    first = episode.turns[0]
+    count = len(first.completion.token_ids)
+    answer = replace(first.completion, alternatives=(((7, math.log(0.25)),), *[()] * (count - 1)))
+    store = RunFolder(tmp_path / "run")
+    store.write_recipe(config())
+    store.add_trajectory(replace(episode, turns=(replace(first, completion=answer), *episode.turns[1:])))
+    store.close()
+    with serving(tmp_path) as address, visiting(browser, address) as visit:
+        page = visit.open("/s/run/episode/batch-1-0-0?step=1&view=tokens")
+        expect(page.get_by_role("columnheader", name="Other likely tokens")).to_be_visible()
+        expect(page.get_by_role("cell", name="25%")).to_be_visible()
+        assert "instead: " in page.locator(".token").first.get_attribute("title")
 
 
 def test_a_run_without_values_says_how_to_store_them(browser, tmp_path):

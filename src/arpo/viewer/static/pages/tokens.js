@@ -126,9 +126,9 @@ arpo.tokens = (() => {
       .filter((token) => known(token, "logprob"))
       .sort((a, b) => a.logprob - b.logprob)
       .slice(0, 8);
-    const heads = [["Position", "n"], ["Token"], ["Probability", "n"], ["Log-probability", "n"]];
     const others = rows.some(instead);
-    if (others) heads.push(["Other likely tokens"]);
+    const last = others ? ["Other likely tokens"] : ["Log-probability", "n"];
+    const heads = [["Position", "n"], ["Token"], ["Probability", "n"], last];
     const row = (token) =>
       h(
         "tr",
@@ -136,8 +136,7 @@ arpo.tokens = (() => {
         h("td", { class: "n" }, number(token.index + 1)),
         h("td", {}, h("code", {}, JSON.stringify(visible(token)))),
         h("td", { class: "n" }, percent(Math.exp(token.logprob))),
-        h("td", { class: "n" }, number(token.logprob)),
-        others ? h("td", {}, instead(token)) : null,
+        others ? h("td", {}, instead(token)) : h("td", { class: "n" }, number(token.logprob)),
       );
     return table(heads, rows.map(row), { kind: "rare", caption: "Least likely tokens" });
   }

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from safetensors.torch import load_file
 import verdicts
 from arpo.config import Config
 from arpo.errors import UserError
+from arpo.learner import local
 from arpo.learner.base import Batch
 from arpo.learner.local import LocalLearner
 from arpo.reporting.display import Display, total_rows
@@ -420,9 +422,19 @@ def test_a_run_that_goes_on_after_its_end_has_no_summary_until_it_ends_again(
 
 
 @pytest.mark.slow
-def test_skipped_updates_are_told_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_skipped_updates_are_told_and_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A KL term that overflows once the policy differs from the base model."""
+    kl_loss = local.kl_loss
+
+    def overflowing(*given: Any) -> Any:
+        kl, sums = kl_loss(*given)
+        return kl * 1e38, sums
+
+    monkeypatch.setattr(local, "kl_loss", overflowing)
     Scripted.play({A: [0, 1, 0, 1, 0]})  # the base evaluation, then two groups
-    settings = ("--train.epochs=2", "--loss.kl=1e38", "--optim.lr=0.1", "--optim.warmup_updates=0")
+    settings = ("--train.epochs=2", "--loss.kl=1", "--optim.lr=0.1", "--optim.warmup_updates=0")
     one_by_one = ("--train.tasks_per_batch=1", "--train.tasks_per_update=1")
     config = small_config(tmp_path, [A], *settings, *one_by_one, *HOT)
     assert run_training(config) == 0

@@ -18,7 +18,7 @@ from aiohttp import web
 import verdicts
 from arpo.actions import Action
 from arpo.cli import eval_osworld_command
-from arpo.cli.entry_point import _parser, main
+from arpo.cli.entry_point import _parsers, main
 from arpo.config import Config
 from arpo.config.recipe import load_config
 from arpo.envs.desk.env import DeskEnv
@@ -272,7 +272,7 @@ def test_tasks_that_cannot_run_are_never_scored(tmp_path: Path, capsys: pytest.C
 
 
 def configured(*words: str) -> tuple[Config, list[str]]:
-    options = _parser().parse_args(["eval osworld", *words])
+    options = _parsers()[0].parse_args(["eval osworld", *words])
     config = load_config(options.recipe, eval_osworld_command.flag_overrides(options))
     return config, eval_osworld_command.notes(options, config)
 
@@ -282,7 +282,7 @@ def test_the_published_command() -> None:
     assert notes == []
     assert (config.rollout.max_steps, config.rollout.max_images, config.env.parallel) == (15, 15, 8)
     assert config.eval.temperature == 0.6
-    options = _parser().parse_args(["eval osworld", *PUBLISHED.split()[2:]])
+    options = _parsers()[0].parse_args(["eval osworld", *PUBLISHED.split()[2:]])
     assert (options.tasks, options.result_dir, options.trial_id) == (
         *("./evaluation_examples/test_all.json", "./results/", ["0"]),
     )

@@ -27,8 +27,13 @@ def test_a_model_plays_on_desk_and_learns(tiny: Callable[..., VisionLanguageMode
     tokenizer = desk_tokenizer()
     folder = save_folder(tiny(stock=True, tokenizer=tokenizer), tmp_path / "model", tokenizer)
     config = small_config(
-        tmp_path, [A], f"--model.path={folder}", "--rollout.max_answer_tokens=24", "--optim.warmup_updates=0",
-    )  # fmt: skip
+        tmp_path,
+        [A],
+        f"--model.path={folder}",
+        "--model.dialect=ui_tars_1_5",  # the prompts of others need a package
+        "--rollout.max_answer_tokens=24",
+        "--optim.warmup_updates=0",
+    )
     player = open_player(config)
     learner = LocalLearner(player.model, player.token_renderer, config)
     before = {name: p.detach().clone() for name, p in player.model.named_parameters()}

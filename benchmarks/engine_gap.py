@@ -54,6 +54,8 @@ SIZE = (1920, 1080)
 UPDATES: dict[Literal["all", "language", "lora"], tuple[int, ...]] = {"all": (0, 1, 5, 20), "lora": (0, 5)}
 LEARNING_RATES = {"all": 1e-6, "lora": 1e-4}
 ANSWER_PARTS = 3  # of equal length, for gaps by position
+TRAINED = 2  # episodes of an update: each changes all weights
+CACHE_GIGABYTES = 8.0
 
 
 async def play(
@@ -91,7 +93,7 @@ def compare(settings: ModelConfig, arguments: argparse.Namespace, size: tuple[in
     config = Config(
         model=settings,
         env=EnvConfig(parallel=arguments.episodes),
-        engine=EngineConfig(cache_gigabytes=16.0),
+        engine=EngineConfig(cache_gigabytes=CACHE_GIGABYTES),
         rollout=RolloutConfig(max_context_tokens=65536),
     )
     engine = InProcessEngine(model, renderer, open_passes(model, renderer.pad_id, config))
@@ -151,7 +153,7 @@ async def compare_server(
     config = Config(
         model=settings,
         env=EnvConfig(parallel=arguments.episodes),
-        engine=EngineConfig(name="vllm", replicas=1, python=arguments.vllm, cache_gigabytes=16.0),
+        engine=EngineConfig(name="vllm", replicas=1, python=arguments.vllm, cache_gigabytes=CACHE_GIGABYTES),
         rollout=RolloutConfig(max_context_tokens=65536),
         loss=LossConfig(kl=0.0),
         optim=OptimConfig(
@@ -178,9 +180,9 @@ async def compare_server(
 
             for updates in UPDATES[settings.train]:
                 while learner.weights().version < updates:
-                    signs = (1.0 if number % 2 else -1.0 for number in range(len(samples)))
                     batch = [
-                        replace(sample, advantage=sign) for sample, sign in zip(samples, signs, strict=True)
+                        replace(sample, advantage=1.0 if number % 2 else -1.0)
+                        for number, sample in enumerate(samples[:TRAINED])
                     ]
                     learner.train(Batch(updates=(tuple(batch),)))
                 await engine.load(publisher.publish())

@@ -11,7 +11,7 @@ seconds per episode divided by the measured time of the first batch, with its ch
     PYTHONPATH=. python benchmarks/rehearsal_7b.py --engine vllm --python .venv-vllm/bin/python    # same GPU
     PYTHONPATH=. python benchmarks/rehearsal_7b.py --tiny    # on a CPU, to test this script
 
-`--staleness 1 --batches 4` measures the same work side by side, without kills: `batch_seconds` is the time
+`--staleness 1 --batches 4` measures the same work side by side, without kills and without export: `batch_seconds` is the time
 from the end of one batch to the end of the next. With `--replicas 2`, the first of two servers is killed.
 """
 
@@ -264,12 +264,12 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         seconds["until_kill"] = rehearsal.train(rehearsal.kill_after_first_checkpoint)
         server = {"look": rehearsal.kill_server()} if arguments.engine == "vllm" else {}
         seconds["resumed"] = rehearsal.train(**server)
+        started = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "arpo", "export", "run", "exported"], cwd=folder, check=True)
+        seconds["export"] = time.perf_counter() - started
     else:
         server = {"look": rehearsal.kill_server()} if arguments.replicas > 1 else {}
         seconds["trained"] = rehearsal.train(**server)
-    started = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "arpo", "export", "run", "exported"], cwd=folder, check=True)
-    seconds["export"] = time.perf_counter() - started
     if arguments.page:
         keep(folder, arguments.page)
     batches = read_lines(folder / "run" / TIMING)

@@ -152,7 +152,15 @@ def _work(queue: Any, lessons: Lessons, seed: int, tokens: int) -> None:
 
 
 def train(
-    files: Sequence[Path], out: Path, *, base: str, minutes: float, lr: float, tokens: int, device: str
+    files: Sequence[Path],
+    out: Path,
+    *,
+    base: str,
+    minutes: float,
+    lr: float,
+    tokens: int,
+    device: str,
+    workers: int,
 ) -> None:
     """`minutes` counts from the start of this function."""
     start = time.monotonic()
@@ -160,7 +168,7 @@ def train(
     print(f"{len(pixels)} screens, {len(pages)} pages: {time.monotonic() - start:.0f} s", flush=True)
     learned = Lessons([page for i, page in enumerate(pages) if i % _HELD_OUT])
     fork = multiprocessing.get_context("fork")  # before CUDA starts; the workers share the pages
-    workers = max(1, (os.cpu_count() or 2) - 1)
+    workers = workers or max(1, (os.cpu_count() or 2) - 1)
     queue = fork.Queue(_QUEUED_BATCHES * workers)
     processes = [
         fork.Process(target=_work, args=(queue, learned, seed, tokens), daemon=True)
@@ -201,6 +209,9 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1e-3, help="highest learning rate (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=32768, help="tokens per update (default: %(default)s)")
     parser.add_argument("--device", default="auto", help="device of the model")
+    parser.add_argument(
+        "--workers", type=int, default=0, help="processes that make lessons; 0: number of cores - 1"
+    )
     options = vars(parser.parse_args())
     train(options.pop("data"), options.pop("out"), **options)
 

@@ -70,6 +70,8 @@ _REMEDIES = {
     "flashinfer": "install flashinfer-python there, or set VLLM_USE_FLASHINFER_SAMPLER=0",
     "libnuma.so.1": "on Debian or Ubuntu, install it with: apt-get install libnuma1",
 }
+# With a cache of a given size, vLLM uses its share of the GPU only to refuse a GPU with less free memory.
+_ANY_SHARE = 0.01
 # Environment variables of compile caches, with their folders in `cache_folder`.
 _CACHES = {
     "VLLM_CACHE_ROOT": "",
@@ -165,8 +167,8 @@ class VllmServer:
         flags = []
         if gigabytes := self.config.engine.cache_gigabytes:
             flags += ["--kv-cache-memory-bytes", str(int(gigabytes * 2**30))]
-        if self.share:
-            flags += ["--gpu-memory-utilization", f"{self.share:.3f}"]
+        if share := self.share or (_ANY_SHARE if gigabytes else 0.0):
+            flags += ["--gpu-memory-utilization", f"{share:.3f}"]
         if self.sleeps:
             flags += ["--enable-sleep-mode"]
         return flags

@@ -1,18 +1,19 @@
 """Desk's tiny model in two dialects, UI-TARS text and tool calls: success before and after `make train`.
 
-    python -m tools.pretrain --dialect tool_calls --report-size 0 --out runs/tool_calls    # 12 minutes on a GPU
+    python -m tools.pretrain --dialect tool_calls --report-size 0 --out runs/tool_calls
     python benchmarks/dialects.py runs/tool_calls/model --seeds 3 --jobs 2 --out runs/dialects
 
-The first command pretrains the model with answers in tool calls, from the beginning and as long as the shipped
-one. The second one trains both models with the recipe desk_fresh (1,024 episodes, as `make train`) and plays all
-four test sets before and after. On a GPU, start NVIDIA's MPS first. Config keys apply to all runs. If it is
-interrupted, run the same command again. Prints one JSON line per run, and one with the differences over all
-held-out tasks (tool calls minus UI-TARS text, in points, with 95% intervals over seeds and tasks).
+The first command pretrains the model with answers in tool calls, from the beginning and as long as the
+shipped one: 12 minutes on a GPU. The second one trains both models with the recipe desk_fresh (1,024
+episodes, as `make train`) and plays all four test sets before and after. On a GPU, start NVIDIA's MPS first.
+Config keys apply to all runs. If it is interrupted, run the same command again. Prints one JSON line per run,
+and one with the differences over all held-out tasks (tool calls minus UI-TARS text, in points, with 95%
+intervals over seeds and tasks).
 
-Predictions before the first run, in which `--careless-only` repeated only the last stage of pretraining: the base
-models differ by −1 (−5 to +3), the trained ones by −0.5 (−3 to +2). Fewer than 1% of the episodes have an answer
-in tool calls that does not parse. Predictions before the run with the whole pretraining: the base models differ
-by 0 (−5 to +5), the trained ones by −1 (−4 to +2).
+Predictions before the first run, in which `--careless-only` repeated only the last stage of pretraining: the
+base models differ by −1 (−5 to +3), the trained ones by −0.5 (−3 to +2). Fewer than 1% of the episodes have
+an answer in tool calls that does not parse. Predictions before the run with the whole pretraining: the base
+models differ by 0 (−5 to +5), the trained ones by −1 (−4 to +2).
 """
 
 from __future__ import annotations

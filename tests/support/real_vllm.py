@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -50,6 +51,12 @@ class RealServer:
                 return
             time.sleep(0.2)
         pytest.fail(f"the server did not start: {self.log.read_text('utf-8', 'replace')[-4000:]}")
+
+    def sampled(self) -> float:
+        """Number of tokens sampled since the start."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as answer:
+            found = re.search(r"^vllm:generation_tokens_total\{[^}]*\} (\S+)$", answer.read().decode(), re.M)
+        return float(found[1]) if found else 0.0
 
     def signal(self, number: int) -> None:
         """Send a signal to all processes of the server."""

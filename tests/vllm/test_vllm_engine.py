@@ -172,10 +172,15 @@ async def both(engine: VllmEngine, renderer: Renderer, sampling: Sampling) -> li
     return await asyncio.gather(*(engine.generate(prompt, sampling) for prompt in prompts))
 
 
-def started(engine: VllmEngine, renderer: Renderer) -> list[asyncio.Task[Completion]]:
-    """A long answer on each replica."""
+async def started(
+    servers: Sequence[RealServer], engine: VllmEngine, renderer: Renderer
+) -> list[asyncio.Task[Completion]]:
+    """A long answer on each replica, of which some tokens are sampled."""
+    before = [server.sampled() for server in servers]
     prompts = [prompt_of(renderer, name, 1, 2) for name in ("one", "two")]
-    return [asyncio.create_task(engine.generate(prompt, LONG)) for prompt in prompts]
+    answers = [asyncio.create_task(engine.generate(prompt, LONG)) for prompt in prompts]
+    await until(lambda: all(server.sampled() > count for server, count in zip(servers, before, strict=True)))
+    return answers
 
 
 def test_vllm_agrees_with_the_learner_over_ten_updates(pair: list[RealServer], tmp_path: Path) -> None:
@@ -279,8 +284,7 @@ def test_an_update_under_running_answers(pair: list[RealServer], tmp_path: Path)
         await engine.load(old)
         [short, _] = await both(engine, policy.renderer, SHORT)
         new = await policy.step(prompt, short)
-        answers = started(engine, policy.renderer)
-        await asyncio.sleep(2)
+        answers = await started(pair, engine, policy.renderer)
         await engine.load(new)
         for answer in await asyncio.gather(*answers):
             assert set(answer.versions) == {0, 1} and list(answer.versions) == sorted(answer.versions)
@@ -300,8 +304,7 @@ def test_a_replica_that_is_killed_in_mid_answer(pair: list[RealServer], tmp_path
     async def test(engine: VllmEngine, notes: list[str]) -> None:
         await engine.load(policy.publisher.publish())
         [short, _] = await both(engine, policy.renderer, SHORT)
-        answers = started(engine, policy.renderer)
-        await asyncio.sleep(1)
+        answers = await started(pair, engine, policy.renderer)
         pair[0].kill()
         one, two = await asyncio.gather(*answers)
         assert agree(one, two) and set(one.versions) == set(two.versions) == {0}
@@ -325,8 +328,7 @@ def test_a_replica_that_hangs_and_then_all_of_them(
 
     async def test(engine: VllmEngine, notes: list[str]) -> None:
         await engine.load(policy.publisher.publish())
-        answers = started(engine, policy.renderer)
-        await asyncio.sleep(1)
+        answers = await started(pair, engine, policy.renderer)
         pair[0].signal(signal.SIGSTOP)
         one, two = await asyncio.gather(*answers)
         assert agree(one, two)

@@ -12,8 +12,8 @@ seconds per episode divided by the measured time of the first batch, with its ch
     PYTHONPATH=. python benchmarks/rehearsal_7b.py --tiny    # on a CPU, to test this script
 
 `--staleness 1 --batches 4` measures the same work side by side, without kills and without export:
-`batch_seconds` is the time from the end of one batch to the end of the next. With `--replicas 2`, the first of
-two servers is killed.
+`batch_seconds` is the time from the end of one batch to the end of the next. With `--replicas 2`, the first
+of two servers is killed.
 """
 
 from __future__ import annotations

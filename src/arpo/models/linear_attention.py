@@ -9,16 +9,22 @@ results stay the same.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from arpo.errors import UserError
 from arpo.models.families import VisionLanguageModel
 from arpo.models.gated_delta import attend
 from arpo.models.kv_cache import CacheStep, LinearStates
 from arpo.models.token_pool import PoolStep
+
+_HOPPER = (9, 0)
+_WRONG_GRADIENTS = (3, 4, 0), (3, 7, 1)  # flash-linear-attention refuses these versions of Triton on Hopper
 
 
 def install(model: VisionLanguageModel) -> None:
@@ -26,6 +32,28 @@ def install(model: VisionLanguageModel) -> None:
     for layer in model.model.language_model.layers:
         if mixer := getattr(layer, "linear_attn", None):
             mixer.forward = partial(_forward, mixer)
+
+
+def check_training(model: Any, version_of: Callable[[str], str] = version) -> None:
+    """Raises UserError if flash-linear-attention cannot train this model on this GPU.
+
+    `version_of` an installed package, or PackageNotFoundError.
+    """
+    linear = any(hasattr(layer, "linear_attn") for layer in model.model.language_model.layers)
+    if not linear or model.device.type != "cuda":
+        return
+    try:
+        version_of("flash-linear-attention")
+        triton = version_of("triton")
+    except PackageNotFoundError:
+        return
+    first, mended = _WRONG_GRADIENTS
+    number = tuple(int(part) for part in triton.split("+")[0].split(".")[:3] if part.isdigit())
+    if torch.cuda.get_device_capability(model.device) == _HOPPER and first <= number < mended:
+        raise UserError(
+            f"Triton {triton} computes wrong gradients of linear attention on this GPU: upgrade PyTorch to a "
+            f"version with Triton {'.'.join(map(str, mended))} or later, or uninstall flash-linear-attention"
+        )
 
 
 def _forward(

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from arpo.config import ModelConfig
-from arpo.models import lora
+from arpo.models import linear_attention, lora
 from arpo.models.checksums import bit_sum
 from arpo.models.feature_cache import FeatureCache
 
@@ -23,6 +23,7 @@ def set_trainable(
     model: Any, settings: ModelConfig, seed: int, features_megabytes: int = FEATURES_MEGABYTES
 ) -> None:
     """Freeze the parameters outside model.train; with model.train = lora, add adapters."""
+    linear_attention.check_training(model)
     if settings.train == "all":
         return
     visual = model.model.visual

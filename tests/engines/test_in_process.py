@@ -200,8 +200,8 @@ def test_captured_graphs_share_memory() -> None:
 def test_a_captured_graph_advances_a_state_once(family: str) -> None:
     """In bfloat16. Graphs of four key counts are captured in the middle of answers.
 
-    Rounding alone differs by 0.03, a state that advanced twice by 2. In a mixture, rounding may choose another
-    expert for a few tokens, so the mean is compared.
+    Rounding alone differs by 0.03, a state that advanced twice by 2. In a mixture, rounding may choose
+    another expert for a few tokens, so the mean is compared.
     """
     model, renderer = tiny_of(family).to("cuda", torch.bfloat16), RENDERERS[family]
     engine = pool_engine(model, renderer, slots=3, max_tokens=1024)

@@ -31,7 +31,7 @@ LINEAR = ("linear_attn", "self_attn")
 @pytest.mark.parametrize("triton", ["3.4.0", "3.6.0", "3.7.0+git1"])
 def test_wrong_gradients_on_hopper_are_refused(monkeypatch: pytest.MonkeyPatch, triton: str) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    with pytest.raises(UserError, match="upgrade PyTorch to a version with Triton 3.7.1 or later"):
+    with pytest.raises(UserError, match=r"PyTorch to a version with Triton 3\.7\.1 or later"):
         check(model(*LINEAR), flash_linear_attention="0.6.0", triton=triton)
     check(model(*LINEAR), flash_linear_attention="0.6.0", triton="3.7.1")
     check(model(*LINEAR), flash_linear_attention="0.6.0", triton="3.3.1")

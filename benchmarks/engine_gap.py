@@ -186,7 +186,9 @@ async def compare_server(
             for updates in UPDATES[settings.train]:
                 while learner.weights().version < updates:
                     batch = [
-                        replace(sample, advantage=1.0 if number % 2 else -1.0)
+                        replace(
+                            sample, advantage=1.0 if number % 2 else -1.0, weight=1 / sample.sampled_tokens
+                        )
                         for number, sample in enumerate(samples[:TRAINED])
                     ]
                     learner.train(Batch(updates=(tuple(batch),)))

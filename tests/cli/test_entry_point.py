@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
 
 import arpo
 from arpo.cli import doctor
@@ -242,6 +243,17 @@ def test_a_full_disk_is_one_line_with_the_free_space_and_the_place_to_resume(cap
         "free some space, then run the same command again; it resumes after batch 3"
     )
     assert re.search(expected, refusal(capsys, "train"))
+
+
+def test_a_full_gpu_is_one_line_with_what_to_do(capsys, monkeypatch):
+    def full(recipe):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 624.00 MiB. GPU 0 has a total …")
+
+    monkeypatch.setattr("arpo.config.recipe.find_recipe", full)
+    assert main(["train"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("arpo: error: CUDA out of memory: `nvidia-smi` shows")
+    assert "optim.tokens_per_microbatch" in error and error.count("\n") == 1
 
 
 def test_an_unexpected_error_is_not_hidden(monkeypatch):

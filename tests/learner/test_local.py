@@ -16,6 +16,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from arpo.algorithms.losses import policy_loss
 from arpo.algorithms.replay import ReplayBuffer
 from arpo.algorithms.samples import teacher_samples
 from arpo.config import Config, LossConfig, ModelConfig, OptimConfig, ReplayConfig
@@ -393,6 +394,35 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(
     after, undisturbed = train(one, update), train(clean, update)
     order = {"cpu": 0.0, "cuda": 1e-2}[device]
     assert after == pytest.approx(undisturbed | {"skipped_total": 1}, rel=order, abs=order)
+
+
+@pytest.mark.parametrize("calls", [1, 3])
+def test_an_update_that_runs_out_of_gpu_memory_is_computed_again(
+    update: Update, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory runs out in this call of the loss. A second time in the same update, it is an error."""
+    settings = config(tokens_per_microbatch=100)
+    settings = replace(settings, store=replace(settings.store, token_stats=True))
+    one, clean = (LocalLearner(prepare(new_model()), RENDERER, settings) for _ in range(2))
+    failing = {calls}
+    counted = iter(range(1, 1000))
+
+    def full(*words: Any) -> Any:
+        if next(counted) in failing:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return policy_loss(*words)
+
+    undisturbed = train(clean, update)
+    monkeypatch.setattr("arpo.learner.local.policy_loss", full)
+    assert train(one, update) == undisturbed
+    assert one.token_stats() == clean.token_stats() != ()
+    assert all(
+        torch.equal(own, other)
+        for own, other in zip(weights_of(one).values(), weights_of(clean).values(), strict=True)
+    )
+    failing |= set(range(1000))
+    with pytest.raises(torch.OutOfMemoryError):
+        train(one, update)
 
 
 def test_the_gradient_is_clipped_to_its_norm(update: Update, tmp_path: Path) -> None:

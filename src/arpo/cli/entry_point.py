@@ -31,6 +31,10 @@ _DOTTED = re.compile(r"--\w+\.[\w.-]+(=.*)?", re.DOTALL)
 _AGENT = re.compile(r"^--agent(?==|$)")  # short for the setting
 _CLOSED_OUTPUT = 141  # 128 + SIGPIPE, as a shell reports it
 _MAX_MESSAGE = 4_000  # characters
+_OUT_OF_GPU_MEMORY = (
+    "{}: `nvidia-smi` shows whether another program uses this GPU. If none does, choose a smaller "
+    "optim.tokens_per_microbatch. Then run the same command again; a run resumes from its last checkpoint"
+)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 # What the user can do about an OSError of a file.
 _REMEDIES = {
@@ -115,6 +119,10 @@ def _run(argv: Sequence[str]) -> int:
         return _report(str(error))
     except Outage as error:
         return _report(str(error), code=1)
+    except RuntimeError as error:
+        if not _is_out_of_gpu_memory(error):
+            raise
+        return _report(_OUT_OF_GPU_MEMORY.format(str(error).partition(". ")[0]), code=1)
     except OSError as error:
         if (message := _describe_storage(error)) is None:
             raise
@@ -122,6 +130,11 @@ def _run(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print(f"arpo: interrupted{resume}", file=sys.stderr)
         return INTERRUPTED
+
+
+def _is_out_of_gpu_memory(error: RuntimeError) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(error, torch.OutOfMemoryError)
 
 
 def _report(message: str, code: int = 2) -> int:

@@ -10,6 +10,7 @@ rounding.
 from __future__ import annotations
 
 import copy
+import gc
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -158,12 +159,16 @@ class LocalLearner:
         old_logps_M: Sequence[Tensor] | None,
         totals: _BatchMetrics,
     ) -> None:
-        losses, sums = [], TokenSums()
-        for learned in self._each(self._learn, update, old_logps_M or repeat(None)):
-            add_gradients(self._parameters.values(), learned.gradients)
-            losses.append(learned.loss)  # .item() here would wait for the backward pass
-            sums += learned.sums
-            self.recorder.add(learned.tokens, learned.terms)
+        recorded = self.recorder.size
+        found = self._accumulate(update, old_logps_M)
+        if found is None:
+            self.recorder.cut(recorded)
+            self._optimiser.zero_grad()
+            gc.collect()  # the graph of the failed pass
+            torch.cuda.empty_cache()
+            found = self._accumulate(update, old_logps_M, last=True)
+        assert found is not None
+        losses, sums = found
         norm = self._clip_gradients()
         total, sums = self._sum_over_ranks(sum(loss.item() for loss in losses), sums)
         if math.isfinite(total) and math.isfinite(norm):
@@ -176,6 +181,28 @@ class LocalLearner:
             self._skipped += 1
             totals.skipped += 1
         self._optimiser.zero_grad()
+
+    def _accumulate(
+        self, update: Sequence[Microbatch], old_logps_M: Sequence[Tensor] | None, last: bool = False
+    ) -> tuple[list[Tensor], TokenSums] | None:
+        """Add up the gradients, losses and sums of an update.
+
+        None if the GPU's memory runs out, unless it is the `last` try: free memory may be scattered, or
+        another program may have used it for a moment. Ranks do not try again: the others are in another
+        collective.
+        """
+        losses, sums = [], TokenSums()
+        try:
+            for learned in self._each(self._learn, update, old_logps_M or repeat(None)):
+                add_gradients(self._parameters.values(), learned.gradients)
+                losses.append(learned.loss)  # .item() here would wait for the backward pass
+                sums += learned.sums
+                self.recorder.add(learned.tokens, learned.terms)
+        except torch.OutOfMemoryError:
+            if last or self._config.optim.ranks > 1:
+                raise
+            return None
+        return losses, sums
 
     def _learn(self, models: _Models, microbatch: Microbatch, old_logp_T: Tensor | None) -> _Learned:
         """The loss of a micro-batch and its gradients. Without `old_logp_T`, π_old is π_θ."""

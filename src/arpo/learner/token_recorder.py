@@ -31,6 +31,15 @@ class TokenRecorder:
         """Forget the last batch."""
         self._parts = []
 
+    @property
+    def size(self) -> int:
+        """Number of recorded micro-batches."""
+        return len(self._parts)
+
+    def cut(self, size: int) -> None:
+        """Forget all micro-batches after the first `size`."""
+        del self._parts[size:]
+
     def add(self, tokens: Tokens, terms: TokenTerms) -> None:
         """Record a micro-batch."""
         if self._enabled:

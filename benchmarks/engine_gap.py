@@ -28,7 +28,7 @@ from typing import Any, Literal
 
 import torch
 from learner import IMAGE_SETTINGS, draw_screenshot, seven_b
-from safetensors.torch import save_model
+from safetensors.torch import save_file
 from torch import Tensor
 
 from arpo.algorithms.losses import k3
@@ -212,8 +212,11 @@ def measure_vllm(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     sharpen(model, arguments.tiny)
     stored = folder / "stored"
     shutil.copytree(settings.path, stored, ignore=shutil.ignore_patterns("*.safetensors"))
-    save_model(model, str(stored / "model.safetensors"), metadata={"format": "pt"})
-    del model
+    weights = {name: weight.contiguous() for name, weight in model.state_dict().items()}
+    if model.config.tie_word_embeddings:
+        del weights["lm_head.weight"]
+    save_file(weights, stored / "model.safetensors", metadata={"format": "pt"})
+    del model, weights
     release_gpu_memory()
     settings = replace(settings, path=str(stored), weights="load")
     served = {}

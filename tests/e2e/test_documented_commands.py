@@ -7,31 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from arpo.cli.entry_point import main, parse_command
-from arpo.config.recipe import load_config
+from arpo.cli.entry_point import main
 from documentation import PAGES, ROOT, shown_commands
+from tiny_runs import PLAYING, tiny_settings
 from verdicts import HELDOUT, select
 
-TINY = {
-    "run.threads": "1",
-    "tasks.train": "train.json",
-    "tasks.heldout": "heldout.json",
-    "tasks.overall": "",
-    "env.parallel": "4",
-    "rollout.group_size": "2",
-    "rollout.max_steps": "1",
-    "train.epochs": "1",
-    "train.tasks": "0",
-    "train.tasks_per_batch": "2",
-    "train.tasks_per_update": "2",
-    "offline.passes": "1",
-    "eval.rollouts": "1",
-    "eval.heldout_rollouts": "1",
-    "eval.every": "0",
-    "store.tensorboard": "false",
-}
-PLAYING = ("train", "collect", "eval", "screen", "play")
-SETTINGS_OF_FRESH = {"tasks.train": "desk:fresh", "tasks.distinct": "2", "rollout.max_steps": "8"}
 # Commands that are not run, by the word that tells them.
 NEEDS = {
     "--help": "tests/test_documentation.py runs them",
@@ -72,22 +52,6 @@ def can_run(words: list[str]) -> bool:
     line = " ".join(words)
     runs = words[0] in (*PLAYING, "export", "compare", "report") or "--export" in words
     return runs and len(words) > 1 and not any(word in line for word in NEEDS)
-
-
-def tiny_settings(words: list[str]) -> list[str]:
-    """TINY without the keys that the command sets itself."""
-    if words[0] not in PLAYING:
-        return []
-    _, options, given = parse_command(words)
-    recipe = load_config(options.recipe)
-    fresh = recipe.tasks.train == "desk:fresh"
-    own_tasks = recipe.env.name != "desk"
-    changes = TINY | (SETTINGS_OF_FRESH if fresh else {})
-    left_out = {word.partition("=")[0].removeprefix("--") for word in given}
-    if own_tasks:
-        left_out |= {"tasks.train", "tasks.heldout"}
-    screening = ["--rollouts", "1"] if words[0] == "screen" else []
-    return screening + [f"--{key}={value}" for key, value in changes.items() if key not in left_out]
 
 
 def prepare(folder: Path) -> None:

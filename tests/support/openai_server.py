@@ -108,8 +108,8 @@ def running(app: web.Application) -> Iterator[int]:
 
 
 @contextmanager
-def tiny_model_server() -> Iterator[Served]:
-    """The shipped model, told the conversation as text and pictures, as any server is."""
+def tiny_model_server(name: str = MODEL) -> Iterator[Served]:
+    """The shipped model under a name, told the conversation as text and pictures, as any server is."""
     player = open_player(load_config("desk", ["--model.device=cpu", "--run.threads=1"]))
     renderer, engine = player.token_renderer, player.scheduler.agent.engine
 
@@ -126,7 +126,7 @@ def tiny_model_server() -> Iterator[Served]:
             await engine.release(prompt.episode_id)
         return says(completion.text, completion.finish)
 
-    with serving(answer) as served:
+    with serving(answer, [name]) as served:
         yield served
 
 

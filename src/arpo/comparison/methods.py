@@ -181,10 +181,13 @@ def load_comparison(
     """
     methods = find_methods(words)
     if not out.is_dir() and not any(method.runs for method in methods):
-        raise UserError(f"{out}: no such folder: create it with `arpo compare RECIPE … --out FOLDER`")
+        raise UserError(
+            f"{out}: no such folder: create it with `arpo compare RECIPE … --seeds 3 --out FOLDER`"
+        )
     trained = _trained_runs(out, [method.name for method in methods if not method.runs] if words else None)
     if not words and not trained:
-        raise UserError(f"{out}: contains no runs: start them with `arpo compare RECIPE … --out {out}`")
+        command = f"arpo compare RECIPE … --seeds 3 --out {shlex.quote(str(out))}"
+        raise UserError(f"{out}: contains no runs: start them with `{command}`")
     if seeds is None and (missing := [name for name in trained if not trained[name]]):
         available = ", ".join(sorted(_trained_runs(out, None)))
         raise UserError(f"{out}: contains no runs of {', '.join(missing)}: choose from {available}")

@@ -313,13 +313,19 @@ def claims_of_dialects() -> Iterator[str]:
     """`make train` in UI-TARS text and in tool calls, on four test sets and on all of their tasks."""
     runs, sets = series("dialects.json"), [f"{tasks}_test" for tasks in (*SETS, "long")]
     differences = []
-    names = ("desk_fresh", "tool_calls", "tool_calls, last stage")
-    for title, name in zip(("UI-TARS text", "tool calls", "tool calls in the last stage"), names, strict=True):
+    titles = {
+        "desk_fresh": "UI-TARS text",
+        "tool_calls": "tool calls",
+        "tool_calls, last stage": "tool calls in the last stage",
+    }
+    for name, title in titles.items():
         first, last = ([find(name, tasks) for tasks in sets] for find in (runs.before, runs.after))
         yield row(title, *(f"{mean(one)} → {mean_sd(other)}" for one, other in zip(first, last, strict=True)))
         differences.append([_all_tasks(first), _all_tasks(last)])
     text, *calls = differences
-    (before, after), (_, short) = ([difference(*pair) for pair in zip(one, text, strict=True)] for one in calls)
+    (before, after), (_, short) = (
+        [difference(*pair) for pair in zip(one, text, strict=True)] for one in calls
+    )
     yield f"tool calls differ by {points(before)} before training and by {points(after)} after it"
     yield f"only the last stage of pretraining was in tool calls, by {points(short)}"
 

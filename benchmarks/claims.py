@@ -330,6 +330,22 @@ def claims_of_dialects() -> Iterator[str]:
     yield f"only the last stage of pretraining was in tool calls, by {points(short)}"
 
 
+def claims_of_web_pages() -> Iterator[str]:
+    """MiniWoB++ in Chromium: held-out instances of each task, and all of them."""
+    by_task: tuple[dict[str, dict[int, list[float]]], ...] = ({}, {})
+    for run in _load("miniwob.json")["runs"]:
+        first, *_, last = (found["tallies"]["heldout"] for found in run["evaluations"])
+        for found, tallies in zip(by_task, (first, last), strict=True):
+            for name, (score, episodes) in tallies.items():
+                task, _, _ = name.rpartition("-")
+                for title in (task, "all"):
+                    found.setdefault(title, {}).setdefault(run["seed"], []).append(100 * score / episodes)
+    before, after = by_task
+    for title in before:
+        yield row(title, f"{mean(before[title])} → {mean(after[title])}")
+    yield f"Over all instances: {points(difference(after['all'], before['all']))}."
+
+
 def _all_tasks(sets: Sequence[Scores]) -> Scores:
     return {seed: [score for one in sets for score in one[seed]] for seed in sets[0]}
 

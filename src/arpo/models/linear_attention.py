@@ -34,20 +34,22 @@ def install(model: VisionLanguageModel) -> None:
             mixer.forward = partial(_forward, mixer)
 
 
-def check_training(model: Any, version_of: Callable[[str], str] = version) -> None:
-    """Raises UserError if flash-linear-attention cannot train this model on this GPU.
-
-    `version_of` an installed package, or PackageNotFoundError.
-    """
-    linear = any(hasattr(layer, "linear_attn") for layer in model.model.language_model.layers)
-    if not linear or model.device.type != "cuda":
-        return
+def _version(package: str) -> str:
+    """Version of an installed package, or ""."""
     try:
-        version_of("flash-linear-attention")
-        triton = version_of("triton")
+        return version(package)
     except PackageNotFoundError:
+        return ""
+
+
+def check_training(model: Any, version_of: Callable[[str], str] = _version) -> None:
+    """Raises UserError if flash-linear-attention cannot train this model on this GPU."""
+    linear = any(hasattr(layer, "linear_attn") for layer in model.model.language_model.layers)
+    if not linear or model.device.type != "cuda" or not version_of("flash-linear-attention"):
         return
-    first, mended = _WRONG_GRADIENTS
+    if version_of("tilelang"):  # has this backward pass too
+        return
+    triton, (first, mended) = version_of("triton"), _WRONG_GRADIENTS
     number = tuple(int(part) for part in triton.split("+")[0].split(".")[:3] if part.isdigit())
     if torch.cuda.get_device_capability(model.device) == _HOPPER and first <= number < mended:
         raise UserError(

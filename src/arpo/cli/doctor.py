@@ -26,7 +26,7 @@ from arpo.config.recipe import find_program
 from arpo.config.settings import ModelConfig, OSWorldConfig
 from arpo.envs.osworld.env import DEFAULT_IMAGE, IMAGE_SOURCE
 from arpo.errors import BadSetting, UserError
-from arpo.serving.vllm_server import INSTALL, find_vllm
+from arpo.serving.vllm_server import find_vllm
 
 if TYPE_CHECKING:
     from arpo.models.memory_plan import ModelInfo  # it loads torch
@@ -182,7 +182,7 @@ def findings() -> Iterator[Finding]:
     yield gpu
     yield _try("base model", _base_model, "reinstall this package")
     yield _try("desk", _desk, "reinstall this package")
-    vllm = _try("vLLM", _vllm, INSTALL, needed=False)
+    vllm = _try("vLLM", _vllm, "", needed=False)  # its error says what to do
     yield vllm
     if gpu.works and vllm.works:
         yield _try("vLLM request", _vllm_request, VLLM_REMEDY, needed=False, warning=True)

@@ -341,8 +341,8 @@ def claims_of_web_pages() -> Iterator[str]:
                 for title in (task, "all"):
                     found.setdefault(title, {}).setdefault(run["seed"], []).append(100 * score / episodes)
     before, after = by_task
-    for title in before:
-        yield row(title, f"{mean(before[title])} → {mean(after[title])}")
+    titles = sorted(before, key=lambda title: -sum(fmean(scores) for scores in before[title].values()))
+    yield row(*(f"{mean(before[title])} → {mean(after[title])}" for title in titles))
     yield f"Over all instances: {points(difference(after['all'], before['all']))}."
 
 

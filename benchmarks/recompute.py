@@ -46,6 +46,7 @@ PAGES = (
             of.claims_of_published,
             of.claims_of_longer_tasks,
             of.claims_of_dialects,
+            of.claims_of_web_pages,
             of.claims_of_earlier_models,
             of.claims_of_task_pool,
         ),

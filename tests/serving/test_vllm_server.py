@@ -119,7 +119,10 @@ def test_flags_of_cpu_and_gpu():
     gpu = server(config, on_cpu=False).command("127.0.0.1", 9000)
     assert value(gpu, "--kv-cache-memory-bytes") == str(3 * 2**29)
     not_on_gpus = {"--enforce-eager", "--no-enable-chunked-prefill"}
-    assert {*not_on_gpus, "--gpu-memory-utilization", "--enable-sleep-mode"} & set(gpu) == set()
+    assert {*not_on_gpus, "--enable-sleep-mode"} & set(gpu) == set()
+    assert value(gpu, "--gpu-memory-utilization") == "0.010"  # other programs may use the rest
+    default = server(Config(), on_cpu=False).command("127.0.0.1", 9000)
+    assert {"--kv-cache-memory-bytes", "--gpu-memory-utilization"} & set(default) == set()
     shared = server(config, on_cpu=False, share=0.4, sleeps=True).command("127.0.0.1", 9000)
     assert value(shared, "--gpu-memory-utilization") == "0.400"
     assert "--enable-sleep-mode" in shared

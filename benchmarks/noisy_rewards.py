@@ -1,19 +1,20 @@
 """A judge with known errors on Desk: true rewards, raw noisy rewards, and noisy rewards with an audit.
 
-    python benchmarks/noisy_rewards.py --seeds 5 --out runs/noisy
+    python benchmarks/noisy_rewards.py --seeds 5 --jobs 8 --out runs/noisy
 
 The judge is planted: it knows the evaluator's score and errs on 20% of the failures and 10% of the successes,
-independently by episode. Each run trains with the recipe `paper` in this process: 4,096 episodes in
-groups of 8. Config keys apply to all runs.
+independently by episode. Each run trains with the recipe `paper`: 4,096 episodes in groups of 8. Then its
+model plays each training task 8 times and each held-out task 4 times, scored by the evaluators. Config keys
+apply to all runs and evaluations.
 
 - true: rewards of the evaluator
 - raw: `reward.judge` = 1; no task has an evaluator, so nothing is corrected
 - corrected: `reward.judge` = 1; every fourth task keeps its evaluator for the audit. Its reward is the
   verdict all the same, but probable false positives of all tasks stay out of replay
 
-If it is interrupted, run the same command again. Prints one JSON line: mean success by the true evaluator
-before and after training in percent, by method and task set, and the share of the gain of true rewards on
-training tasks.
+On a GPU, start NVIDIA's MPS first. If it is interrupted, run the same command again. Prints one JSON line:
+mean success by the true evaluator in percent, by model and task set, the share of the gain of true rewards
+on training tasks, and each run.
 
 Predictions before the first series (training tasks, 5 seeds): true +35 points; raw keeps 65% (50 to 85) of
 that gain, corrected 75% (60 to 95). The correction cancels within a group, so the whole difference comes
@@ -27,7 +28,9 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
+from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -36,8 +39,10 @@ from typing import Any
 from arpo.config import Config, ServerConfig
 from arpo.config.recipe import load_config
 from arpo.envs.desk.env import DeskEnv
+from arpo.evaluation.evaluate import measure
 from arpo.interrupts import INTERRUPTED
 from arpo.prompts.judge_question import Question
+from arpo.reporting.display import open_display
 from arpo.storage.judgements import Vote, VoteLog
 from arpo.tasks.lists import load_tasks
 from arpo.training import judged_scores
@@ -47,7 +52,8 @@ from arpo.types import Task, Trajectory
 FALSE_POSITIVES, FALSE_NEGATIVES = 0.2, 0.1
 METHODS = ("true", "raw", "corrected")
 AUDITED = 4  # every fourth task
-SOURCE = "desk:pool"  # of the tasks of the recipe
+TASKS = "desk:128"
+BASE = "base"  # the model before training, among the results
 
 
 class PlantedJudge:
@@ -97,7 +103,7 @@ _known: dict[str, Task] = {}
 
 def _tasks() -> dict[str, Task]:
     if not _known:
-        _known.update({task.id: task for task in load_tasks(SOURCE)})
+        _known.update({task.id: task for task in load_tasks("desk:pool")})
     return _known
 
 
@@ -110,51 +116,64 @@ def hide_evaluators(tasks: Sequence[Task], path: Path, audited: int) -> None:
     path.write_text(json.dumps(entries), "utf-8")
 
 
-def config_of(out: Path, method: str, seed: int, settings: Sequence[str]) -> Config:
-    own = [f"--run.dir={out / method / f'seed-{seed}'}", f"--run.seed={seed}"]
-    config = load_config("paper", [*own, "--tasks.overall=", *settings])
+def training_config(out: Path, method: str, seed: int, settings: Sequence[str]) -> Config:
+    own = [f"--run.dir={out / method / f'seed-{seed}'}", f"--run.seed={seed}", "--eval.rollouts=0"]
+    sets = ["--tasks.overall=", "--tasks.heldout="]
     if method == "true":
-        return config
+        return load_config("paper", [f"--tasks.train={TASKS}", *sets, *settings, *own])
     path = out / f"{method}.json"
-    hide_evaluators(load_tasks(config.tasks.train), path, AUDITED if method == "corrected" else 0)
-    judged = ["--reward.judge=1", "--server.model=planted"]
-    return load_config("paper", [*own, "--tasks.overall=", *settings, *judged, f"--tasks.train={path}"])
+    if not path.exists():
+        hide_evaluators(load_tasks(TASKS), path, AUDITED if method == "corrected" else 0)
+    judged = ["--reward.judge=1", "--server.model=planted", f"--tasks.train={path}"]
+    return load_config("paper", [*sets, *settings, *own, *judged])
+
+
+def evaluation_config(model: str, seed: int, settings: Sequence[str]) -> Config:
+    sets = [f"--tasks.train={TASKS}", "--tasks.heldout=desk:heldout", "--tasks.overall="]
+    own = [f"--model.path={model}", f"--run.seed={seed}", "--eval.rollouts=8", "--eval.heldout_rollouts=4"]
+    return load_config("paper", [*sets, *own, *settings])
 
 
 def train(out: Path, method: str, seed: int, settings: Sequence[str]) -> dict[str, Any]:
-    """The success rates and the alarms of a run."""
-    config = config_of(out, method, seed, settings)
-    folder = Path(config.run.dir)
-    if not (folder / "summary.json").exists():
-        PlantedJudge.seed = seed
-        if run_training(config) == INTERRUPTED:
-            sys.exit(INTERRUPTED)
-    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
-    summary = json.loads((folder / "summary.json").read_text("utf-8"))
-    return {"success": summary["success"], "alarms": sum("judge_alarm" in line for line in metrics)}
+    """The success rates and the number of alarms of a run. `method` = "base" trains nothing."""
+    folder = out / method / f"seed-{seed}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "screen.log").open("a") as log:
+        if method != BASE and not (folder / "summary.json").exists():
+            judged_scores.Judge = PlantedJudge  # type: ignore[assignment,misc]
+            PlantedJudge.seed = seed
+            if run_training(training_config(out, method, seed, settings), open_display(log)) == INTERRUPTED:
+                sys.exit(INTERRUPTED)
+        scores = folder / "scores.json"
+        if not scores.exists():
+            model = "base" if method == BASE else str(folder / "model")
+            measure(evaluation_config(model, seed, settings), open_display(log), scores)
+    rates = json.loads(scores.read_text("utf-8"))
+    lines = (folder / "metrics.jsonl").read_text("utf-8").splitlines() if method != BASE else []
+    return {
+        "success": {name: rates[name]["success"] for name in ("train", "heldout")},
+        "alarms": sum("judge_alarm" in json.loads(line) for line in lines),
+    }
 
 
 def result(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
     """The line of results. The share of a gain is null if true rewards gain nothing."""
 
-    def mean(method: str, landmark: str, tasks: str) -> float:
-        return 100 * fmean(run["success"][landmark][tasks] for run in runs[method])
+    def mean(method: str, tasks: str) -> float:
+        return 100 * fmean(run["success"][tasks] for run in runs[method])
 
-    sets = [name for name, rate in runs["true"][0]["success"]["base"].items() if rate is not None]
-    gains = {name: mean(name, "final", "train") - mean(name, "base", "train") for name in METHODS}
+    gains = {name: mean(name, "train") - mean(BASE, "train") for name in METHODS}
     return {
         "benchmark": "noisy_rewards",
         "seeds": len(runs["true"]),
         "success": {
-            name: {
-                one: [round(mean(name, landmark, one), 1) for landmark in ("base", "final")] for one in sets
-            }
-            for name in METHODS
+            name: {tasks: round(mean(name, tasks), 1) for tasks in ("train", "heldout")} for name in runs
         },
         "share_of_gain": {
             name: round(gains[name] / gains["true"], 2) if gains["true"] > 0 else None for name in METHODS
         },
         "runs_with_alarms": {name: sum(run["alarms"] > 0 for run in runs[name]) for name in METHODS},
+        "runs": runs,
     }
 
 
@@ -164,13 +183,16 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, required=True, help="output directory")
     parser.add_argument("--seeds", type=int, default=5, help="random seeds per method (%(default)s)")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time (%(default)s)")
     options, settings = parser.parse_known_args()
     out = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    judged_scores.Judge = PlantedJudge  # type: ignore[assignment,misc]
-    runs = {
-        method: [train(out, method, seed, settings) for seed in range(options.seeds)] for method in METHODS
-    }
+    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
+        started = {
+            method: [pool.submit(train, out, method, seed, settings) for seed in range(options.seeds)]
+            for method in (BASE, *METHODS)
+        }
+        runs = {method: [each.result() for each in futures] for method, futures in started.items()}
     print(json.dumps(result(runs)))
 
 

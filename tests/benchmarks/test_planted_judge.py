@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from noisy_rewards import PlantedJudge, hide_evaluators, result
+from noisy_rewards import METHODS, PlantedJudge, hide_evaluators, result, train
 
 from arpo.actions import Action, Fail, Finished
 from arpo.config import ServerConfig
@@ -50,14 +50,23 @@ def test_the_planted_judge_has_the_stated_error_rates(tmp_path: Path, action: Ac
     assert found.count(True) / len(found) == pytest.approx(judged, abs=0.05)
 
 
-def test_the_share_of_the_gain() -> None:
-    def run(final: float, alarms: int = 0) -> dict[str, object]:
-        rates = {"base": {"train": 0.2, "heldout": None}, "final": {"train": final, "heldout": None}}
-        return {"success": rates, "alarms": alarms}
+@pytest.mark.parametrize("method", ["base", *METHODS])
+def test_a_run_with_a_judge_alone_is_measured_by_the_evaluators(tmp_path: Path, method: str) -> None:
+    settings = {
+        "run.threads": 1, "tasks.ids": "pool-023,pool-040", "tasks.heldout": "", "env.parallel": 4,
+        "rollout.group_size": 2, "rollout.max_steps": 2, "train.epochs": 1, "train.tasks_per_batch": 2,
+        "train.tasks_per_update": 2, "eval.rollouts": 2, "store.tensorboard": "false",
+    }  # fmt: skip
+    run = train(tmp_path, method, 0, [f"--{key}={value}" for key, value in settings.items()])
+    assert run["success"]["heldout"] is None and 0 <= run["success"]["train"] <= 1
 
-    line = result(
-        {"true": [run(0.6), run(0.6)], "raw": [run(0.4), run(0.3)], "corrected": [run(0.5), run(0.6, 2)]}
-    )
-    assert line["success"]["raw"] == {"train": [20, 35]}
+
+def test_the_share_of_the_gain() -> None:
+    def run(success: float, alarms: int = 0) -> dict[str, object]:
+        return {"success": {"train": success, "heldout": success / 2}, "alarms": alarms}
+
+    runs = {"base": [run(0.2), run(0.2)], "true": [run(0.6), run(0.6)], "raw": [run(0.4), run(0.3)]}
+    line = result(runs | {"corrected": [run(0.5), run(0.6, 2)]})
+    assert line["success"]["raw"] == {"train": 35, "heldout": 17.5}
     assert line["share_of_gain"] == {"true": 1, "raw": 0.38, "corrected": 0.88}
     assert line["runs_with_alarms"] == {"true": 0, "raw": 0, "corrected": 1}

@@ -10,7 +10,7 @@ Config keys apply to all runs. If it is interrupted, run the same command again.
 and one with the differences over all held-out tasks (tool calls minus UI-TARS text, in points, with 95%
 intervals over seeds and tasks).
 
-Predictions before the first run, in which `--careless-only` repeated only the last stage of pretraining: the
+Predictions before the first run, in which `--last-stage` repeated only the last stage of pretraining: the
 base models differ by −1 (−5 to +3), the trained ones by −0.5 (−3 to +2). Fewer than 1% of the episodes have
 an answer in tool calls that does not parse. Predictions before the run with the whole pretraining: the base
 models differ by 0 (−5 to +5), the trained ones by −1 (−4 to +2).

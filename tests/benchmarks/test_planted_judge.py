@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from noisy_rewards import METHODS, PlantedJudge, hide_evaluators, result, train
+from noisy_rewards import METHODS, PlantedJudge, Series, hide_evaluators, result, train
 
 from arpo.actions import Action, Fail, Finished
 from arpo.config import ServerConfig
@@ -53,12 +53,18 @@ def test_the_planted_judge_has_the_stated_error_rates(tmp_path: Path, action: Ac
 @pytest.mark.parametrize("method", ["base", *METHODS])
 def test_a_run_with_a_judge_alone_is_measured_by_the_evaluators(tmp_path: Path, method: str) -> None:
     settings = {
-        "run.threads": 1, "tasks.ids": "pool-023,pool-040", "tasks.heldout": "", "env.parallel": 4,
+        "run.threads": 1, "tasks.ids": "pool-023,pool-040", "env.parallel": 4,
         "rollout.group_size": 2, "rollout.max_steps": 2, "train.epochs": 1, "train.tasks_per_batch": 2,
         "train.tasks_per_update": 2, "eval.rollouts": 2, "store.tensorboard": "false",
     }  # fmt: skip
-    run = train(tmp_path, method, 0, [f"--{key}={value}" for key, value in settings.items()])
-    assert run["success"]["heldout"] is None and 0 <= run["success"]["train"] <= 1
+    series = Series(
+        out=tmp_path,
+        tasks="desk:128",
+        heldout="",
+        settings=[f"--{key}={value}" for key, value in settings.items()],
+    )
+    run = train(series, method, 0)
+    assert run["success"].pop("heldout") is None and 0 <= run["success"]["train"] <= 1
 
 
 def test_the_share_of_the_gain() -> None:

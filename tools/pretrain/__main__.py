@@ -3,7 +3,7 @@
 Trains a tiny Qwen2.5-VL or Qwen3.5 by supervised learning to read screens, to solve tasks, and to make the
 faults of a careless demonstrator, which reinforcement learning can remove. Needs a GPU to be fast. If it is
 interrupted, run the same command again to resume. At the end it measures reading, pointing and success on
-unseen tasks: report.json in the output directory.
+unseen tasks: report.json in the output directory. `--dialect judge` makes a judge instead (`arpo judge`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> None:
         "--report-size", type=int, default=256, help="screens and tasks of the report; 0: none"
     )
     parser.add_argument(
-        "--careless-only",
+        "--last-stage",
         action="store_true",
         help="repeat the last stage alone, from stored weights: 3 minutes on an H200",
     )
@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None) -> None:
     settings = Settings(**options)
     try:
         finished = report_only or run_pretraining(settings, out)
-        if finished and size:
+        if finished and size and LANGUAGES[settings.dialect].dialect:
             given = {"model.device": settings.device, "model.dialect": LANGUAGES[settings.dialect].dialect}
             write_report(load_config("desk", given), out, size)
     except UserError as error:

@@ -138,6 +138,7 @@ class Batches:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         language = LANGUAGES[settings.dialect]
+        self._last = language.last
         self._renderer = Renderer(desk_tokenizer(language.phrases), IMAGE_SETTINGS)
         self._generator = LessonGenerator(
             self._renderer, load_template("desk"), level=settings.carelessness, write=language.write
@@ -147,7 +148,7 @@ class Batches:
         """`BATCHES_PER_CHUNK` batches with lessons of similar length each, in random order."""
         settings = self._settings
         rng = rng_for("pretrain", settings.seed * _SEEDS + number)
-        stage = stage_at(number * BATCHES_PER_CHUNK / settings.steps)
+        stage = stage_at(number * BATCHES_PER_CHUNK / settings.steps, self._last)
         lessons: list[Lesson] = []
         tokens = 0
         while tokens < BATCHES_PER_CHUNK * settings.tokens_per_step:

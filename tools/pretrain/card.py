@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
@@ -19,12 +20,13 @@ from arpo.envs.desk.random_tasks import random_task, rng_for, to_task
 from arpo.prompts.rendering import Renderer
 from arpo.prompts.templates import load_template
 from tools.pretrain.carelessness import Carelessness, demonstrate
-from tools.pretrain.ladder import LADDER
+from tools.pretrain.ladder import LADDER, Stage
 from tools.pretrain.language import LANGUAGES
-from tools.pretrain.lessons import MAX_STEPS, LessonGenerator, draw
+from tools.pretrain.lessons import MAX_STEPS, LessonGenerator
 from tools.pretrain.settings import Settings
 from tools.pretrain.tiny import CHAT_TEMPLATE, IMAGE_SETTINGS
 from tools.pretrain.tokenizer import desk_tokenizer
+from tools.pretrain.word_canvas import draw
 
 CARD = "README.md"
 NAMES = {"qwen2_5_vl": "Qwen2.5-VL", "qwen3_5": "Qwen3.5"}  # of families
@@ -64,7 +66,7 @@ def read_fingerprint(folder: Path) -> str:
 
 
 def card(settings: Settings, step: int, parameters: int, arithmetic: str) -> str:
-    model = NAMES[settings.family]
+    model, language = NAMES[settings.family], LANGUAGES[settings.dialect]
     return f"""---
 license: apache-2.0
 library_name: transformers
@@ -73,9 +75,7 @@ pipeline_tag: image-text-to-text
 # Desk base model
 
 A tiny {model} ({parameters:,} parameters, half precision) that reads the screens of ARPO's built-in
-desktop and answers in the dialect `{LANGUAGES[settings.dialect].dialect}` (`model.dialect`). It is a starting
-point for training on that desktop and useless elsewhere. It reads well and acts carelessly, as its
-demonstrator did.
+desktop. {language.purpose} It is useless elsewhere.
 
 - Made by `python -m tools.pretrain --out FOLDER --steps {settings.steps}{_options(settings)}`, seed
   {settings.seed}, {step} of {settings.steps} steps of {settings.tokens_per_step:,} tokens, AdamW
@@ -87,7 +87,7 @@ demonstrator did.
 
 Share of lessons by stage (percent):
 
-{_ladder_table()}
+{_ladder_table((*LADDER[:-1], language.last))}
 
 Faults of the demonstrator in the last stage (level {settings.carelessness:g}):
 
@@ -98,7 +98,7 @@ fingerprint: `{fingerprint(settings.dialect)}`
 
 
 def _options(settings: Settings) -> str:
-    last_stage = " --careless-only" if settings.careless_only else ""
+    last_stage = " --last-stage" if settings.last_stage else ""
     other = [name for name in ("family", "dialect") if getattr(settings, name) != getattr(Settings(), name)]
     return last_stage + "".join(f" --{name} {getattr(settings, name)}" for name in other)
 
@@ -113,13 +113,15 @@ by temperature.
 """
 
 
-def _ladder_table() -> str:
-    kinds = list(LADDER[0].lessons)
+def _ladder_table(ladder: Sequence[Stage]) -> str:
+    kinds = list(ladder[-1].lessons)
     rows = [
         f"| {stage.name} | {stage.until:.0%} | "
-        + " | ".join(f"{100 * stage.lessons[kind] / sum(stage.lessons.values()):.0f}" for kind in kinds)
+        + " | ".join(
+            f"{100 * stage.lessons.get(kind, 0) / sum(stage.lessons.values()):.0f}" for kind in kinds
+        )
         + f" | {':'.join(f'{share:g}' for share in stage.goals)} |"
-        for stage in LADDER
+        for stage in ladder
     ]
     head = f"| stage | until | {' | '.join(kinds)} | tasks with 1:2:3 goals |"
     return "\n".join([head, "| --- " * (len(kinds) + 3) + "|", *rows])

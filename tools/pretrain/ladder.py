@@ -7,8 +7,8 @@ then which faults the demonstrator makes.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from arpo.envs.desk.desktop import Desktop
 from tools.pretrain.reading import (
@@ -31,7 +31,7 @@ QUESTIONS: dict[str, Callable[[random.Random, Desktop], Question | None]] = {
     "point": point,
     "find": find,
 }
-PAGE, SEARCH, ACT = "page", "search", "act"
+PAGE, SEARCH, ACT, JUDGE = "page", "search", "act", "judge"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,13 +40,13 @@ class Stage:
 
     name: str
     until: float
-    lessons: Mapping[str, float]
+    lessons: dict[str, float]
     goals: tuple[float, float, float]  # tasks with one, two and three goals
     careless: bool = False
 
 
 def _stage(name: str, until: float, shares: tuple[int, ...], goals: tuple[float, float, float]) -> Stage:
-    lessons = dict(zip((PAGE, SEARCH, *QUESTIONS, ACT), shares, strict=True))
+    lessons = dict[str, float](zip((PAGE, SEARCH, *QUESTIONS, ACT), shares, strict=True))
     return Stage(name=name, until=until, lessons=lessons, goals=goals, careless=name == "careless")
 
 
@@ -57,8 +57,11 @@ LADDER = (
     _stage("act",       0.77, (3,   8,     5,     2,     4,   2, 8,    14,   6,   48),   (4, 4, 2)),
     _stage("careless",  1.00, (2,   5,     4,     2,     4,   2, 6,    9,    4,   62),   (4, 4, 2)),
 )  # fmt: skip
+CARELESS = LADDER[-1]
+# In place of the last stage, for a judge: it does not act.
+JUDGING = replace(CARELESS, name="judge", lessons=CARELESS.lessons | {ACT: 0, JUDGE: 100}, careless=False)
 
 
-def stage_at(share: float) -> Stage:
-    """The stage after this share of all updates, from 0 to 1."""
-    return next((stage for stage in LADDER if share < stage.until), LADDER[-1])
+def stage_at(share: float, last: Stage) -> Stage:
+    """The stage after this share of all updates, from 0 to 1. `last`: the last stage."""
+    return next((stage for stage in LADDER[:-1] if share < stage.until), last)

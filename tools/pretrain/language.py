@@ -1,11 +1,11 @@
-"""Languages of the answers in lessons: UI-TARS text, or the tool calls of Qwen2.5-VL.
+"""Languages of the answers in lessons: UI-TARS text, tool calls of Qwen2.5-VL, or verdicts of a judge.
 
     Thought: Click Save
     <tool_call>
     {"name": "computer_use", "arguments": {"action": "left_click", "coordinate": [105, 63]}}
     </tool_call>
 
-Task and screenshots are written as in the base model's prompt in both.
+Task and screenshots are written as in the base model's prompt; those of a judge as `arpo judge` asks.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from arpo.actions import Action, Direction, render
 from arpo.dialects.base import History, Layout
 from arpo.dialects.tool_calls import CLOSE, OPEN, QWEN2_5_VL, write
+from tools.pretrain.judging import question_phrases
+from tools.pretrain.ladder import CARELESS, JUDGING, Stage
 
 Write = Callable[[Sequence[Action], str], str]  # of actions and thought, like `render`
 
@@ -50,18 +52,38 @@ _CALL_PHRASES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Language:
-    """`dialect` is the model.dialect that reads what `write` writes.
+    """`dialect` is the model.dialect that reads what `write` writes; a judge has none.
 
-    `phrases` are one token each, after those of the base model, whose ids stay. Each maps to the token of the
-    base model that means the same: it begins with this embedding.
+    `phrases` are one token each, after those of the base model, whose ids stay. Each maps to a text that
+    means the same: it begins with the mean embedding of its tokens in the base model. `last` is the last
+    stage. `purpose` is a text for the card.
     """
 
     dialect: str
     write: Write
     phrases: Mapping[str, str]
+    purpose: str
+    last: Stage = CARELESS
+
+
+_ACTS = """It answers in the dialect `{dialect}` (`model.dialect`). It is a starting point for training
+there: it reads well and acts carelessly, as its demonstrator did."""
+_JUDGES = """It answers the questions of `arpo judge` about episodes there. It learned to judge without the
+goals and the application of the held-out sets."""
+
+
+def _language(dialect: str, write: Write, phrases: Mapping[str, str]) -> Language:
+    return Language(dialect=dialect, write=write, phrases=phrases, purpose=_ACTS.format(dialect=dialect))
 
 
 LANGUAGES = {
-    "ui_tars": Language(dialect="ui_tars_1_5", write=render, phrases={}),
-    "tool_calls": Language(dialect=f"{__name__}:TOOL_CALLS", write=write, phrases=_CALL_PHRASES),
+    "ui_tars": _language("ui_tars_1_5", render, {}),
+    "tool_calls": _language(f"{__name__}:TOOL_CALLS", write, _CALL_PHRASES),
+    "judge": Language(
+        dialect="",
+        write=render,
+        phrases={each: each for each in question_phrases()},
+        purpose=_JUDGES,
+        last=JUDGING,
+    ),
 }

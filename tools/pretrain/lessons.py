@@ -17,12 +17,13 @@ from arpo.prompts.rendering import Renderer
 from arpo.prompts.templates import PromptTemplate
 from arpo.types import Message, Screenshot
 from tools.pretrain.carelessness import Carelessness, demonstrate
-from tools.pretrain.ladder import ACT, PAGE, QUESTIONS, SEARCH, Stage
+from tools.pretrain.judging import judged_episode
+from tools.pretrain.ladder import ACT, JUDGE, PAGE, QUESTIONS, SEARCH, Stage
 from tools.pretrain.language import Write
 from tools.pretrain.pages import PAGE_INSTRUCTION, page_to_search, random_page
 from tools.pretrain.reading import Question, Rectangle, rectangle
 from tools.pretrain.screens import quiet_desktop, random_desktop
-from tools.pretrain.word_canvas import WordCanvas
+from tools.pretrain.word_canvas import WordCanvas, draw
 
 QUESTIONS_PER_SCREEN = 3  # making a screen takes longer than asking about it
 MAX_STEPS = 16  # of a demonstration
@@ -65,11 +66,13 @@ class LessonGenerator:
     def lessons(self, rng: random.Random, stage: Stage) -> list[Lesson]:
         """Random lessons of the stage: a demonstration, a page, or a few questions about one screen."""
         questions = [stage.lessons[kind] for kind in QUESTIONS]
-        shares = [stage.lessons[kind] for kind in (ACT, PAGE, SEARCH)]
+        shares = [stage.lessons.get(kind, 0) for kind in (ACT, JUDGE, PAGE, SEARCH)]
         shares.append(sum(questions) / QUESTIONS_PER_SCREEN)
-        [kind] = rng.choices((ACT, PAGE, SEARCH, "questions"), shares)
+        [kind] = rng.choices((ACT, JUDGE, PAGE, SEARCH, "questions"), shares)
         if kind == ACT:
             return [self._demonstration(rng, stage)]
+        if kind == JUDGE:
+            return [self._judgement(rng)]
         if kind == PAGE:
             return [self.sequence(PAGE_INSTRUCTION, [random_page(rng)])]
         if kind == SEARCH:
@@ -97,6 +100,13 @@ class LessonGenerator:
         answers = [(screen, self._write([step.action], step.thought)) for screen, step in turns]
         return self.sequence(", then ".join(goal.instruction for goal in goals), answers)
 
+    def _judgement(self, rng: random.Random) -> Lesson:
+        judged = judged_episode(rng)
+        asked = self._renderer.render(judged.question.messages()).token_ids
+        answer = (*self._renderer.encode(judged.answer), self._renderer.end_of_turn_id)
+        mask = (False,) * len(asked) + (True,) * len(answer)
+        return Lesson(token_ids=asked + answer, mask=mask, screens=judged.screens)
+
     def sequence(self, instruction: str, turns: Sequence[tuple[WordCanvas, str]]) -> Lesson:
         """The lesson with these screens and answers, which are learned."""
         user = Message(role="user", text=self._user.format(instruction=instruction))
@@ -111,12 +121,6 @@ class LessonGenerator:
             mask += [True] * len(answer)
         screens = tuple(screen for screen, _ in turns)
         return Lesson(token_ids=tuple(token_ids), mask=tuple(mask), screens=screens)
-
-
-def draw(desktop: Desktop) -> WordCanvas:
-    canvas = WordCanvas()
-    desktop.draw_on(canvas)
-    return canvas
 
 
 def _random_goals(rng: random.Random, desktop: Desktop, stage: Stage) -> list[Goal]:

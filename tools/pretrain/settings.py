@@ -12,7 +12,7 @@ class Settings:
     lr: float = 1.5e-3  # after warm-up; it then falls to 0 as a cosine
     warmup: int = 200  # updates
     carelessness: float = 1.3  # level of the demonstrator's faults; 0: no faults, 2: twice as many
-    careless_only: bool = False  # begin with the last stage, from stored weights of this size
+    last_stage: bool = False  # begin with the last stage, from stored weights of this size
     hidden: int = 128  # hidden size of the text model
     layers: int = 4
     vision_hidden: int = 128

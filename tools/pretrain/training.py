@@ -43,7 +43,7 @@ MODEL = "model"  # folder of the model in the output directory
 WEIGHTS, MOMENTS = "weights", ("exp_avg", "exp_avg_sq")  # parts of a checkpoint
 LOSSES = {"answers": 1.0, "words": 1.0, "places": 1.0, "states": 1.0, "targets": 2.0}  # weights
 _STATE_WEIGHT, _TARGET_WEIGHT = 4.0, 8.0  # of a marked cell: few cells are marked
-BEFORE_CARELESS = Path(__file__).parent / "before_careless.safetensors"  # weights, half precision
+BEFORE_LAST_STAGE = Path(__file__).parent / "before_careless.safetensors"  # weights, half precision
 _HEAD = "head."
 _MAX_FILE_BYTES = 8_000_000
 _REPORT_EVERY, _SAVE_EVERY = 100, 500
@@ -165,7 +165,7 @@ class Pretraining:
     @property
     def stage(self) -> str:
         """Name of the current stage of the ladder."""
-        return stage_at(self.step / self.settings.steps).name
+        return stage_at(self.step / self.settings.steps, LANGUAGES[self.settings.dialect].last).name
 
     @property
     def learning_rate(self) -> float:
@@ -199,20 +199,17 @@ class Pretraining:
         self.step += 1
         return losses.detach()
 
-    def begin_careless(self) -> None:
-        """Begin with the last stage: load the stored weights of the end of the stage before it.
-
-        A token that the stored model does not have begins as the one that means the same.
-        """
-        stored = load_file(BEFORE_CARELESS)
+    def begin_last_stage(self) -> None:
+        """Load the stored weights of the end of the stage before it, with embeddings for new tokens."""
+        stored = load_file(BEFORE_LAST_STAGE)
         if self.settings.family != Settings().family:
-            raise UserError(f"--careless-only: the stored weights are those of {Settings().family}")
+            raise UserError(f"--last-stage: the stored weights are those of {Settings().family}")
         with torch.no_grad():
             for name, weight in self._parameters().items():
                 weight[: len(stored[name])].copy_(stored[name])
-            embedding, ids = self.model.get_input_embeddings().weight, self.tokenizer.encode
+            embedding, base = self.model.get_input_embeddings().weight, desk_tokenizer()
             for phrase, same in LANGUAGES[self.settings.dialect].phrases.items():
-                embedding[ids(phrase).ids] = embedding[ids(same).ids]
+                embedding[self.tokenizer.encode(phrase).ids] = embedding[base.encode(same).ids].mean(0)
         self.step = round(LADDER[-2].until * self.settings.steps)
 
     def save(self) -> None:
@@ -297,8 +294,8 @@ def run_pretraining(settings: Settings, out: Path, log: Callable[[str], None] = 
         raise UserError(f"--out {out}: cannot create the folder: {error.strerror}") from error
     training = Pretraining(settings, out)
     training.resume()
-    if settings.careless_only and not training.step:
-        training.begin_careless()
+    if settings.last_stage and not training.step:
+        training.begin_last_stage()
     device = training.model.device
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")

@@ -18,6 +18,7 @@ from arpo.envs.desk.canvas import (
     Canvas,
     Colour,
 )
+from arpo.envs.desk.desktop import Desktop
 from arpo.envs.desk.words import vocabulary
 
 NO_WORD = -1
@@ -48,6 +49,12 @@ class WordCanvas(Canvas):
         row, column = round(y / CELL_HEIGHT), round(x / CELL_WIDTH)
         for start, end, index in _words_of(text):
             self.words_RC[row : row + 1, column + start : column + end] = index
+
+
+def draw(desktop: Desktop) -> WordCanvas:
+    canvas = WordCanvas()
+    desktop.draw_on(canvas)
+    return canvas
 
 
 @lru_cache(maxsize=4096)

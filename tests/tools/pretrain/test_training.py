@@ -24,7 +24,7 @@ from tools.pretrain.settings import Settings
 from tools.pretrain.tiny import FAMILIES, IMAGE_SETTINGS
 from tools.pretrain.tokenizer import desk_tokenizer
 from tools.pretrain.training import (
-    BEFORE_CARELESS,
+    BEFORE_LAST_STAGE,
     Pretraining,
     _load_parts,
     _save_parts,
@@ -144,18 +144,18 @@ def test_image_tokens_tell_the_cells_of_targets_and_states(tmp_path: Path) -> No
 
 def test_the_last_stage_can_be_repeated_alone(tmp_path: Path) -> None:
     training = Pretraining(Settings(device="cpu", steps=1000), tmp_path)
-    training.begin_careless()
+    training.begin_last_stage()
     assert (training.step, training.stage) == (770, "careless")
-    stored = load_file(BEFORE_CARELESS)
+    stored = load_file(BEFORE_LAST_STAGE)
     assert all(torch.equal(weight, stored[name].float()) for name, weight in training._parameters().items())
 
 
 def test_the_last_stage_in_another_dialect_adds_embeddings_to_the_stored_ones(tmp_path: Path) -> None:
     training = Pretraining(Settings(device="cpu", dialect="tool_calls"), tmp_path)
-    training.begin_careless()
+    training.begin_last_stage()
     embedding = training.model.model.language_model.embed_tokens.weight
-    [name] = [each for each in load_file(BEFORE_CARELESS) if "embed_tokens" in each]
-    stored = load_file(BEFORE_CARELESS)[name].float()
+    [name] = [each for each in load_file(BEFORE_LAST_STAGE) if "embed_tokens" in each]
+    stored = load_file(BEFORE_LAST_STAGE)[name].float()
     assert len(embedding) == len(stored) + len(LANGUAGES["tool_calls"].phrases)
     assert torch.equal(embedding[: len(stored)], stored)
     click, call = "\nAction: click(start_box='(", next(iter(LANGUAGES["tool_calls"].phrases))

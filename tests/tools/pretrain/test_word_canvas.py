@@ -7,9 +7,8 @@ import random
 import numpy as np
 
 from arpo.envs.desk.canvas import Canvas, Colour
-from tools.pretrain.lessons import draw
 from tools.pretrain.screens import random_desktop
-from tools.pretrain.word_canvas import NO_WORD, WordCanvas, readable_words
+from tools.pretrain.word_canvas import NO_WORD, WordCanvas, draw, readable_words
 
 WORDS = readable_words()
 

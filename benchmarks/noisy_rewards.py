@@ -16,16 +16,16 @@ apply to all runs and evaluations.
 A small judge for Desk, its precision and recall on goals that it never judged, and training with it alone:
 
     python -m tools.pretrain --last-stage --dialect judge --out judge
-    arpo serve judge/model --recipe paper      # prints its URL
+    arpo serve judge/model --recipe paper --engine.cache_gigabytes 4      # prints its URL
     arpo collect paper --tasks.train desk:families/test --train.epochs 1 --run.dir runs/families
-    arpo judge runs/families --server.endpoints URL --server.model judge --votes 3 --json
+    arpo judge runs/families --server.endpoints URL --server.model model --votes 3 --json
     python benchmarks/noisy_rewards.py --methods true,served --seeds 3 --out runs/served \
         --tasks desk:families/validation --heldout desk:families/test \
-        --server.endpoints URL --server.model judge
+        --server.endpoints URL --server.model model
 
 On a GPU, start NVIDIA's MPS first. If it is interrupted, run the same command again. Prints one JSON line:
 mean success by the true evaluator in percent, by model and task set, the share of the gain of true rewards
-on training tasks, and each run.
+on training tasks, and each run, with its number of episodes without a verdict.
 
 Predictions before the first series (training tasks, 5 seeds): true +35 points; raw keeps 65% (50 to 85) of
 that gain, corrected 75% (60 to 95). The correction cancels within a group, so the whole difference comes
@@ -39,7 +39,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
@@ -58,6 +58,7 @@ from arpo.prompts.judge_question import Question
 from arpo.reporting.display import open_display
 from arpo.storage.files import write_atomically
 from arpo.storage.judgements import Vote, VoteLog
+from arpo.storage.run_folder import FAILURES, METRICS
 from arpo.tasks.lists import load_tasks
 from arpo.training import judged_scores
 from arpo.training.trainer import run_training
@@ -74,6 +75,7 @@ class PlantedJudge:
     """In place of `Judge`: the verdict is the evaluator's, with errors that depend on the episode's name."""
 
     seed = 0
+    tasks: Mapping[str, Task] = {}
 
     def __init__(self, server: ServerConfig, log: VoteLog) -> None:
         self.model, self._log = "planted", log
@@ -85,7 +87,7 @@ class PlantedJudge:
 
     async def ask(self, question: Question, count: int) -> list[Vote]:
         episode = question.episode
-        success = await true_score(episode) >= 0.5
+        success = await true_score(self.tasks[episode.task_id], episode) >= 0.5
         rate = FALSE_NEGATIVES if success else FALSE_POSITIVES
         verdict = success ^ (Random(f"{self.seed}/{episode.episode_id}").random() < rate)
         vote = Vote(
@@ -102,23 +104,14 @@ class PlantedJudge:
         return [vote]
 
 
-async def true_score(episode: Trajectory) -> float:
+async def true_score(task: Task, episode: Trajectory) -> float:
     """Desk does the actions of the episode again, and the task's own evaluator scores them."""
     env = DeskEnv(*episode.final.size)
-    await env.start(_tasks()[episode.task_id])
+    await env.start(task)
     for turn in episode.turns:
         if not turn.error:
             await env.step(turn.actions)
     return await env.evaluate()
-
-
-_known: dict[str, Task] = {}
-
-
-def _tasks() -> dict[str, Task]:
-    if not _known:
-        _known.update({task.id: task for task in load_tasks("desk:pool")})
-    return _known
 
 
 def hide_evaluators(tasks: Sequence[Task], path: Path, audited: int) -> None:
@@ -144,40 +137,48 @@ class Series:
         own += ["--tasks.overall=", "--tasks.heldout="]
         if method == "true":
             return load_config("paper", [f"--tasks.train={self.tasks}", *self.settings, *own])
-        path = self.out / f"{method}.json"
-        hide_evaluators(load_tasks(self.tasks), path, AUDITED if method == "corrected" else 0)
         judge = ["--server.model=planted"] if method in PLANTED else []
-        return load_config(
-            "paper", [*self.settings, *own, "--reward.judge=1", *judge, f"--tasks.train={path}"]
-        )
+        tasks = f"--tasks.train={self.list_of(method)}"
+        return load_config("paper", [*self.settings, *own, "--reward.judge=1", *judge, tasks])
+
+    def list_of(self, method: str) -> Path:
+        """The training tasks, most or all without evaluators."""
+        return self.out / f"{method}.json"
 
     def evaluation(self, model: str, seed: int) -> Config:
-        own = [f"--model.path={model}", f"--run.seed={seed}", "--eval.rollouts=8"]
         sets = [f"--tasks.train={self.tasks}", f"--tasks.heldout={self.heldout}", "--tasks.overall="]
-        return load_config("paper", [*own, "--eval.heldout_rollouts=4", *sets, *self.settings])
+        own = [f"--run.seed={seed}", *([f"--model.path={model}"] if model else [])]
+        rollouts = ["--eval.rollouts=8", "--eval.heldout_rollouts=4"]
+        return load_config("paper", [*rollouts, *self.settings, *sets, *own])
 
 
 def train(series: Series, method: str, seed: int) -> dict[str, Any]:
-    """The success rates and the number of alarms of a run. `method` = "base" trains nothing."""
+    """The success rates and faults of a run. `method` = "base" trains nothing."""
     folder = series.out / method / f"seed-{seed}"
     folder.mkdir(parents=True, exist_ok=True)
+    scores = folder / "scores.json"
     with (folder / "screen.log").open("a") as log:
-        if method != BASE and not (folder / "summary.json").exists():
-            judged_scores.Judge = PlantedJudge if method in PLANTED else Judge  # type: ignore[assignment,misc]
-            PlantedJudge.seed = seed
-            if run_training(series.training(method, seed), open_display(log)) == INTERRUPTED:
-                sys.exit(INTERRUPTED)
-        scores = folder / "scores.json"
         if not scores.exists():
-            model = "base" if method == BASE else str(folder / "model")
+            if method != BASE:
+                # A worker process may have trained with another method before.
+                judged_scores.Judge = PlantedJudge if method in PLANTED else Judge  # type: ignore[assignment,misc]
+                PlantedJudge.seed = seed
+                PlantedJudge.tasks = {task.id: task for task in load_tasks(series.tasks)}
+                if run_training(series.training(method, seed), open_display(log)) == INTERRUPTED:
+                    sys.exit(INTERRUPTED)
+            model = "" if method == BASE else str(folder / "model")
             measure(series.evaluation(model, seed), open_display(log), scores)
     rates = json.loads(scores.read_text("utf-8"))
-    sets = [name for name, found in rates.items() if isinstance(found, dict) and "success" in found]
-    lines = (folder / "metrics.jsonl").read_text("utf-8").splitlines() if method != BASE else []
-    return {
-        "success": {name: rates[name]["success"] for name in sets},
-        "alarms": sum("judge_alarm" in json.loads(line) for line in lines),
-    }
+    sets = [name for name, found in rates.items() if isinstance(found, dict) and found.get("episodes")]
+    found = {"success": {name: rates[name]["success"] for name in sets}, "alarms": 0, "without_verdict": 0}
+    if method != BASE:
+        metrics, failures = (
+            [json.loads(line) for line in (folder / name).read_text("utf-8").splitlines()]
+            for name in (METRICS, FAILURES)
+        )
+        found["alarms"] = sum("judge_alarm" in line for line in metrics)
+        found["without_verdict"] = sum(line["where"] == "judge" for line in failures)
+    return found
 
 
 def result(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
@@ -213,17 +214,33 @@ def main() -> None:
     parser.add_argument("--tasks", default="desk:128", help="training tasks (%(default)s)")
     parser.add_argument("--heldout", default="desk:heldout", help="held-out tasks (%(default)s)")
     options, settings = parser.parse_known_args()
-    series = Series(
-        out=options.out.resolve(), tasks=options.tasks, heldout=options.heldout, settings=settings
-    )
-    series.out.mkdir(parents=True, exist_ok=True)
+    methods = options.methods.split(",")
+    out = options.out.resolve()
+    series = Series(out=out, tasks=options.tasks, heldout=options.heldout, settings=settings)
+    prepare(series, methods)
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
-        started = {
-            method: [pool.submit(train, series, method, seed) for seed in range(options.seeds)]
-            for method in (BASE, *options.methods.split(","))
-        }
-        runs = {method: [each.result() for each in futures] for method, futures in started.items()}
+        try:
+            started = {
+                method: [pool.submit(train, series, method, seed) for seed in range(options.seeds)]
+                for method in (BASE, *methods)
+            }
+            runs = {method: [each.result() for each in futures] for method, futures in started.items()}
+        except BaseException:  # an interrupt too: start no more runs
+            pool.shutdown(cancel_futures=True)
+            raise
     print(json.dumps(result(runs)))
+
+
+def prepare(series: Series, methods: Sequence[str]) -> None:
+    """Write the task lists. Refuses the folder of another series."""
+    series.out.mkdir(parents=True, exist_ok=True)
+    path, text = series.out / "series.json", json.dumps([series.tasks, series.heldout, list(series.settings)])
+    if path.exists() and path.read_text("utf-8") != text:
+        sys.exit(f"{path}: another series: choose another --out")
+    write_atomically(path, text)
+    for method in methods:
+        audited = AUDITED if method == "corrected" else 0
+        hide_evaluators(load_tasks(series.tasks), series.list_of(method), audited)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from noisy_rewards import METHODS, PlantedJudge, Series, hide_evaluators, result, train
+from noisy_rewards import METHODS, PlantedJudge, Series, hide_evaluators, prepare, result, train
 
 from arpo.actions import Action, Fail, Finished
 from arpo.config import ServerConfig
@@ -46,6 +46,7 @@ def test_the_planted_judge_has_the_stated_error_rates(tmp_path: Path, action: Ac
 
     with closing(VoteLog(tmp_path)) as log:
         judge = PlantedJudge(ServerConfig(), log)
+        judge.tasks = {task.id: task for task in load_tasks("desk:pool")}
         found = asyncio.run(votes())
     assert found.count(True) / len(found) == pytest.approx(judged, abs=0.05)
 
@@ -63,8 +64,10 @@ def test_a_run_with_a_judge_alone_is_measured_by_the_evaluators(tmp_path: Path, 
         heldout="",
         settings=[f"--{key}={value}" for key, value in settings.items()],
     )
+    prepare(series, [method])
     run = train(series, method, 0)
-    assert run["success"].pop("heldout") is None and 0 <= run["success"]["train"] <= 1
+    assert list(run["success"]) == ["train"] and 0 <= run["success"]["train"] <= 1
+    assert run["without_verdict"] == 0
 
 
 def test_the_share_of_the_gain() -> None:

@@ -62,6 +62,8 @@ def main(arguments: list[str] | None = None) -> None:
     options = vars(parser.parse_args(arguments))
     out, report_only, size = (options.pop(name) for name in ("out", "report", "report_size"))
     settings = Settings(**options)
+    if report_only and not LANGUAGES[settings.dialect].dialect:
+        parser.error("--report: a judge acts on no tasks. `arpo judge RUN --json` measures it")
     try:
         finished = report_only or run_pretraining(settings, out)
         if finished and size and LANGUAGES[settings.dialect].dialect:

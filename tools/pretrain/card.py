@@ -20,6 +20,7 @@ from arpo.envs.desk.random_tasks import random_task, rng_for, to_task
 from arpo.prompts.rendering import Renderer
 from arpo.prompts.templates import load_template
 from tools.pretrain.carelessness import Carelessness, demonstrate
+from tools.pretrain.judging import judged
 from tools.pretrain.ladder import LADDER, Stage
 from tools.pretrain.language import LANGUAGES
 from tools.pretrain.lessons import MAX_STEPS, LessonGenerator
@@ -52,6 +53,8 @@ def fingerprint(dialect: str) -> str:
         turns = demonstrate(rng, set_up(task), goals, Carelessness.of(0), look=draw, max_steps=MAX_STEPS)
         answers = [(screen, language.write([step.action], step.thought)) for screen, step in turns]
         lesson = generator.sequence(task.instruction, answers)
+        if not language.dialect:
+            lesson = generator.judgement(judged(task, [step for _, step in turns]))
         digest.update(repr((lesson.token_ids, lesson.mask)).encode())
         for screen in lesson.screens:
             digest.update(screen.pixels.tobytes())

@@ -1,7 +1,7 @@
 """Lessons for a judge: the question of `arpo judge` about an episode of a careless demonstrator.
 
-The tasks have only goals and applications of desk:fresh, so the judge never sees those of the held-out sets.
-The reason of an answer is the solver's next step at the end of the episode:
+The tasks have only goals and applications of desk:fresh. The model has acted on all others, but never judged
+them. The reason of an answer is the solver's next step at the end of the episode:
 
     REASON: Click Save is left.
     VERDICT 0a1b2c3d: FAILURE
@@ -13,6 +13,7 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from arpo.actions import (
     TERMINAL,
@@ -44,8 +45,7 @@ from tools.pretrain.word_canvas import WordCanvas, draw
 
 SCREENSHOTS = 6  # as `arpo judge` shows by default
 _MAX_STEPS = 15
-_GOALS = (1, 1, 1, 2, 2)
-_LEVELS = (0.0, 0.7, 1.3, 2.0)  # of carelessness
+_LEVELS = (0.0, 0.5, 1.0, 1.5)  # times the level of carelessness
 _NO_ANSWER = Completion(token_ids=(), logprobs=(), text="", finish="stop", versions=())
 _FIXED_LETTERS = 5  # of a phrase at least
 
@@ -59,12 +59,19 @@ class Judged:
     screens: tuple[WordCanvas, ...]
 
 
-def judged_episode(rng: random.Random) -> Judged:
-    families = [FAMILIES[name] for name in GoalMix(TRAINING_FAMILIES, _GOALS).draw(rng)]
+def judged_episode(rng: random.Random, goals: Sequence[float], level: float) -> Judged:
+    """`goals`: relative frequencies of tasks with one, two, … goals. `level`: of carelessness."""
+    [number] = rng.choices(range(1, len(goals) + 1), goals)
+    families = [FAMILIES[name] for name in _mix(number).draw(rng)]
     task = to_task(random_task(rng, families, "judged", TRAINING_APPLICATIONS))
-    faults, goals = Carelessness.of(rng.choice(_LEVELS)), from_json(task.evaluator["solution"])
-    turns = demonstrate(rng, set_up(task), goals, faults, look=lambda _: None, max_steps=_MAX_STEPS)
+    faults, solution = Carelessness.of(level * rng.choice(_LEVELS)), from_json(task.evaluator["solution"])
+    turns = demonstrate(rng, set_up(task), solution, faults, look=lambda _: None, max_steps=_MAX_STEPS)
     return judged(task, [step for _, step in turns])
+
+
+@cache
+def _mix(goals: int) -> GoalMix:
+    return GoalMix(TRAINING_FAMILIES, (goals,))
 
 
 def judged(task: Task, steps: Sequence[Step]) -> Judged:

@@ -59,7 +59,9 @@ LADDER = (
 )  # fmt: skip
 CARELESS = LADDER[-1]
 # In place of the last stage, for a judge: it does not act.
-JUDGING = replace(CARELESS, name="judge", lessons=CARELESS.lessons | {ACT: 0, JUDGE: 100}, careless=False)
+JUDGING = replace(
+    CARELESS, name="judge", lessons=CARELESS.lessons | {ACT: 0, JUDGE: 100}, goals=(3, 2, 0), careless=False
+)
 
 
 def stage_at(share: float, last: Stage) -> Stage:

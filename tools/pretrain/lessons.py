@@ -17,7 +17,7 @@ from arpo.prompts.rendering import Renderer
 from arpo.prompts.templates import PromptTemplate
 from arpo.types import Message, Screenshot
 from tools.pretrain.carelessness import Carelessness, demonstrate
-from tools.pretrain.judging import judged_episode
+from tools.pretrain.judging import Judged, judged_episode
 from tools.pretrain.ladder import ACT, JUDGE, PAGE, QUESTIONS, SEARCH, Stage
 from tools.pretrain.language import Write
 from tools.pretrain.pages import PAGE_INSTRUCTION, page_to_search, random_page
@@ -57,7 +57,7 @@ class LessonGenerator:
         self._renderer, self._write = renderer, write
         self._system = Message(role="system", text=template.system)
         self._user = template.user
-        self._careful, self._careless = Carelessness.of(0), Carelessness.of(level)
+        self._careful, self._careless, self._level = Carelessness.of(0), Carelessness.of(level), level
         # All screens have one size, so a blank one renders to the right number of image slots.
         blank = Screenshot.of(WordCanvas().png())
         self._screen = Message(role="user", screenshot=blank)
@@ -72,7 +72,7 @@ class LessonGenerator:
         if kind == ACT:
             return [self._demonstration(rng, stage)]
         if kind == JUDGE:
-            return [self._judgement(rng)]
+            return [self.judgement(judged_episode(rng, stage.goals, self._level))]
         if kind == PAGE:
             return [self.sequence(PAGE_INSTRUCTION, [random_page(rng)])]
         if kind == SEARCH:
@@ -100,8 +100,7 @@ class LessonGenerator:
         answers = [(screen, self._write([step.action], step.thought)) for screen, step in turns]
         return self.sequence(", then ".join(goal.instruction for goal in goals), answers)
 
-    def _judgement(self, rng: random.Random) -> Lesson:
-        judged = judged_episode(rng)
+    def judgement(self, judged: Judged) -> Lesson:
         asked = self._renderer.render(judged.question.messages()).token_ids
         answer = (*self._renderer.encode(judged.answer), self._renderer.end_of_turn_id)
         mask = (False,) * len(asked) + (True,) * len(answer)

@@ -61,7 +61,7 @@ def test_giving_up_is_right_if_the_task_cannot_be_done() -> None:
 def test_no_goal_and_no_application_of_the_held_out_sets_is_judged() -> None:
     names = set()
     for number in range(300):
-        episode = judged_episode(rng_for("pretrain", 800_000 + number))
+        episode = judged_episode(rng_for("pretrain", 800_000 + number), JUDGING.goals, 1.3)
         names.add(episode.question.instruction.partition(" ")[0])
         assert verdict(episode)[0] is not None
     assert names >= {"Flag", "Move", "Order", "Send", "Set", "Turn"}
@@ -72,9 +72,9 @@ def test_no_goal_and_no_application_of_the_held_out_sets_is_judged() -> None:
 
 def test_a_lesson_has_the_tokens_of_question_and_answer_and_its_screens() -> None:
     language = LANGUAGES["judge"]
-    generator = LessonGenerator(RENDERER, load_template("desk"), write=language.write)
+    generator = LessonGenerator(RENDERER, load_template("desk"), level=1.3, write=language.write)
     [lesson] = generator.lessons(random.Random(7), JUDGING)
-    expected = judged_episode(after_choice(random.Random(7)))
+    expected = judged_episode(after_choice(random.Random(7)), JUDGING.goals, 1.3)
     asked = RENDERER.render(expected.question.messages())
     learned = tuple(token for token, own in zip(lesson.token_ids, lesson.mask, strict=True) if own)
     assert lesson.token_ids == asked.token_ids + learned
@@ -92,7 +92,7 @@ def after_choice(rng: random.Random) -> random.Random:
 
 
 def test_a_question_has_600_tokens_less_than_in_the_base_models_tokenizer() -> None:
-    messages = judged_episode(rng_for("pretrain", 5)).question.messages()
+    messages = judged_episode(rng_for("pretrain", 5), JUDGING.goals, 1.3).question.messages()
     base = Renderer(desk_tokenizer(), IMAGE_SETTINGS)
     assert len(base.render(messages).token_ids) - len(RENDERER.render(messages).token_ids) > 600
     assert len(question_phrases()) == len(set(question_phrases()))

@@ -68,8 +68,8 @@ class Language:
 
 _ACTS = """It answers in the dialect `{dialect}` (`model.dialect`). It is a starting point for training
 there: it reads well and acts carelessly, as its demonstrator did."""
-_JUDGES = """It answers the questions of `arpo judge` about episodes there, in which the demonstrator made none
-to 1.5 times as many faults as below. It was never asked about goals and applications outside of desk:fresh;
+_JUDGES = """It answers the questions of `arpo judge` about episodes there, in which the demonstrator made no
+faults, or up to 1.5 times those below. It was never asked about goals and applications outside of desk:fresh;
 before the last stage, it learned to act on them."""
 
 

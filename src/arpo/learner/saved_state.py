@@ -153,7 +153,7 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def _write_chunk(file: FileIO, chunk: tuple[Tensor, int]) -> None:
-    data, offset = memoryview(chunk[0].cpu().numpy()), chunk[1]
+    data, offset = chunk[0].cpu().numpy().data, chunk[1]
     while data:
         written = os.pwrite(file.fileno(), data, offset)
         data, offset = data[written:], offset + written

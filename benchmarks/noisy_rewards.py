@@ -221,10 +221,14 @@ def main() -> None:
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
         try:
             started = {
-                method: [pool.submit(train, series, method, seed) for seed in range(options.seeds)]
+                (method, seed): pool.submit(train, series, method, seed)
+                for seed in range(options.seeds)
                 for method in (BASE, *methods)
             }
-            runs = {method: [each.result() for each in futures] for method, futures in started.items()}
+            runs = {
+                method: [started[method, seed].result() for seed in range(options.seeds)]
+                for method in (BASE, *methods)
+            }
         except BaseException:  # an interrupt too: start no more runs
             pool.shutdown(cancel_futures=True)
             raise

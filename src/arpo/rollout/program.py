@@ -463,8 +463,9 @@ def _bound_log(child: Child) -> None:
         if (size := child.log.stat().st_size) > MAX_LOG_BYTES:
             with child.log.open("r+b") as file:
                 file.seek(size - MAX_LOG_BYTES // 2)
-                kept = file.read()
-                file.truncate(0)  # the program appends: it goes on behind what is kept
+                kept = file.read(MAX_LOG_BYTES)
+                # The program appends: it goes on behind what is kept. What it wrote since the read is lost.
+                file.truncate(0)
             with child.log.open("ab") as file:
                 file.write(kept[-MAX_LOG_BYTES // 2 :])
 

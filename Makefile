@@ -70,7 +70,7 @@ test-browser: $(DEV) $(MINIWOB) $(BROWSERGYM) ## run the tests in Debian's Chrom
 	@$(call tests,-n 2 --dist loadfile tests/browser $(ARGS))
 
 test-cluster: $(RAY) $(VLLM) ## run the tests on a Ray cluster of four nodes on this machine
-	@$(call tests,-n 2 --dist loadfile tests/ray_cluster $(ARGS))
+	@$(call tests,-n 2 --dist loadfile --no-loadscope-reorder tests/ray_cluster $(ARGS))
 
 osworld: ## install real desktops: Debian packages (needs root or sudo), and desktop-env in .venv-osworld
 	PYTHONPATH=src $(PYTHON) -m arpo.envs.osworld.install $(OSWORLD_VENV)

@@ -78,6 +78,10 @@ class Discarded(EngineError):
     """A person discarded the episode (engine.name = "person"). It is played again; this is no fault."""
 
 
+class NotInTokens(EngineError):
+    """The tokenizer of model.path cannot represent the answer of a teacher. The episode cannot be stored."""
+
+
 class AgentError(ArpoFault):
     """The agent program of the user (rollout.agent) failed, hung, or never asked the model."""
 

@@ -171,7 +171,26 @@ def test_the_alarm_names_the_rates() -> None:
             Confusion(failures=10, false_positives=false_positives, successes=10, false_negatives=1)
         )
     assert audit.drifts() == ["100% of the failures judged a success, 20% before"]
-    assert (audit.batches, audit.earlier.failures) == (10, 50)
+    assert (audit.batches, audit.earlier.failures) == (10, 30)  # no more since the drift began
+
+
+def test_few_errors_of_a_drift_do_not_make_the_verdicts_trusted() -> None:
+    """The model fails so rarely that the recent batches have fewer failures than a rate needs."""
+    audit = Audit()
+    for number in range(15):
+        audit = audit.add(Confusion(failures=10) if number < 10 else Confusion(failures=1, false_positives=1))
+    noise = audit.noise()
+    assert audit.drifts() and noise is not None and noise.false_positives == 1
+
+
+def test_a_drift_does_not_end_by_itself() -> None:
+    audit = Audit()
+    for number in range(60):
+        audit = audit.add(Confusion(failures=20, false_positives=2 if number < 10 else 12))
+        assert bool(audit.drifts()) == (number > 11), number
+    for _ in range(5):
+        audit = audit.add(Confusion(failures=20, false_positives=2))
+    assert not audit.drifts()
 
 
 def test_after_a_drift_the_recent_errors_count() -> None:

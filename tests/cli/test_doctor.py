@@ -21,6 +21,7 @@ from arpo.errors import UserError
 from arpo.models import memory_plan
 from arpo.models.known_models import known_model
 from arpo.models.loading import resolve_model
+from tiny_vlm import QWEN3_5_MOE, save_folder, tiny_of
 
 
 @pytest.mark.parametrize(
@@ -334,3 +335,13 @@ def test_a_recipe_with_virtual_machines_is_checked_for_them(capsys: pytest.Captu
     assert "OSWorld image" in capsys.readouterr().out
     main([*words, "--osworld.provider", "docker", "--gpu", "80"])  # plans for another machine
     assert "OSWorld image" not in capsys.readouterr().out
+
+
+def test_training_that_is_refused_has_no_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = save_folder(tiny_of(QWEN3_5_MOE), tmp_path / "model")
+    words = ["doctor", "--recipe", "desk", "--model.path", str(folder), "--model.train"]
+    assert main([*words, "all"]) == 2
+    printed = capsys.readouterr()
+    assert "use 'lora'" in printed.err and not printed.out.count("total")
+    main([*words, "lora"])
+    assert "total" in capsys.readouterr().out

@@ -423,6 +423,7 @@ def test_paths_in_a_recipe_are_relative_to_the_recipe(tmp_path, monkeypatch):
     folders(tmp_path, monkeypatch)
     text = '[tasks]\ntrain = "tasks/train.json"\nheldout = "missing.json"\n[model]\npath = "model"\n'
     text += 'prompt = "prompt.py:TEXT,language=English"\n[run]\ndir = "runs/mine"\n'
+    text += '[replay]\nseeds = "taught"\n'
     (tmp_path / "mine" / "prompt.py").write_text("")
     path = recipe(tmp_path / "mine", text)
     config = load_config(path)
@@ -430,6 +431,7 @@ def test_paths_in_a_recipe_are_relative_to_the_recipe(tmp_path, monkeypatch):
     assert config.tasks.heldout == str(tmp_path / "mine" / "missing.json")  # for the error message
     assert config.model.path == str(tmp_path / "mine" / "model")
     assert config.model.prompt == f"{tmp_path / 'mine' / 'prompt.py'}:TEXT,language=English"
+    assert config.replay.seeds == str(tmp_path / "mine" / "taught")
     assert config.run.dir == "runs/mine"  # an output: relative to the current folder
     given = load_config("../mine/mine.toml", ["--tasks.train", "tasks/train.json"])
     assert given.tasks.train == "tasks/train.json"

@@ -244,6 +244,14 @@ def test_errors_are_one_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
         assert reason in capsys.readouterr().err
 
 
+def test_a_damaged_vote_is_no_reason_to_remove_the_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "judgements.jsonl").write_text("not JSON\n")
+    with judged_by(greek) as server:
+        assert judge(run, server) == 2
+    assert "line 1: damaged" in (said := capsys.readouterr().err)
+    assert said.endswith("remove the file: all votes are asked for again\n")
+
+
 def test_without_a_server_nothing_is_judged(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["judge", str(run), "--server.endpoints=http://127.0.0.1:9/v1"]) == 2
     assert "no server answers" in capsys.readouterr().err

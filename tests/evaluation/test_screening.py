@@ -14,7 +14,18 @@ from arpo.evaluation.finished_episodes import FinishedEpisodes
 from arpo.evaluation.screening import run_screening
 from arpo.tasks.lists import load_tasks
 from clicking_model import clicking_model
-from verdicts import NO_VS_CODE, A, B, C, D, Scripted, osworld_config, select, small_config
+from verdicts import (
+    NO_VS_CODE,
+    A,
+    B,
+    C,
+    D,
+    Scripted,
+    osworld_config,
+    select,
+    small_config,
+    without_evaluator,
+)
 
 HOW = {
     "of": 2,
@@ -342,6 +353,16 @@ def test_tasks_that_cannot_run_are_not_played_and_not_counted_as_unsolved(
         "kept": False,
         "reason": f"cannot run here: {NO_VS_CODE}",
     }
+
+
+def test_tasks_without_an_evaluator_are_not_counted_as_unsolved(tmp_path: Path) -> None:
+    Scripted.play({A: [0, 1]})
+    config = small_config(tmp_path, [A, B])
+    without_evaluator(tmp_path, B)
+    out = tmp_path / "kept.json"
+    assert run_screening(config, config.tasks.train, 2, out) == 0
+    assert kept(out) == {A: (1, 2)}
+    assert reported(out)["tasks"][B]["reason"] == "cannot run here: it has no evaluator"
 
 
 def test_a_list_whose_tasks_lie_elsewhere_is_screened_and_loaded_again(

@@ -257,6 +257,11 @@ def test_untrainable_models_are_refused(folder: Path, folders: dict[str, Path]) 
     config["text_config"]["layer_types"] = ["full_attention", "sliding_attention"]
     (folder / "config.json").write_text(json.dumps(config))
     assert "sliding-window attention is not supported" in refused(folder)
+    config = json.loads((folders[QWEN3_5] / "config.json").read_text())
+    text = config["text_config"]
+    text["layer_types"] = ["linear_attention"] * text["num_hidden_layers"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert "no layer has full attention" in refused(folder)
 
 
 def test_pickled_weights_are_never_opened(folder: Path) -> None:

@@ -38,7 +38,7 @@ from arpo.storage.run_folder import RunFolder
 from arpo.tasks.lists import load_tasks
 from arpo.training.export import export_model
 from arpo.types import Prompt, Sampling, Screenshot
-from tiny_vlm import QWEN2, QWEN3, first_prompt, save_folder, screenshot, stock_inputs, tiny_of
+from tiny_vlm import QWEN2, QWEN3, QWEN3_5, first_prompt, save_folder, screenshot, stock_inputs, tiny_of
 from tools.pretrain.tiny import (
     CHAT_TEMPLATE,
     IMAGE_SETTINGS,
@@ -191,6 +191,17 @@ def test_adapters_are_merged_and_plain_transformers_answers_the_same(lora_run: P
     assert half.dtype == torch.bfloat16
     exact, rounded = plain.state_dict(), half.state_dict()
     assert all(torch.equal(rounded[name], exact[name].bfloat16()) for name in exact)
+
+
+def test_a_config_may_name_the_dtype_for_its_parts_alone(tmp_path: Path) -> None:
+    """As published Qwen3.5 models do."""
+    folder = save_folder(tiny_of(QWEN3_5), tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    del config["dtype"]
+    config["text_config"]["dtype"] = "bfloat16"
+    (folder / "config.json").write_text(json.dumps(config))
+    exported = export_model(folder, tmp_path / "exported", merged=True)
+    assert {one.dtype for one in load_file(exported / "model.safetensors").values()} == {torch.bfloat16}
 
 
 @pytest.mark.slow

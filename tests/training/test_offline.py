@@ -23,10 +23,10 @@ from arpo.training.offline import ONLINE_METRICS, OfflineTrainer, open_source
 from arpo.training.trainer import run_training
 from arpo.types import Failure
 from clicking_model import clicking_model
-from openai_server import MODEL, says, serving
+from openai_server import MODEL, refuses, says, serving
 from trained import lines, train_to_end
 from trajectories import trajectory, turn
-from verdicts import A, B, C, D, Scripted, small_config
+from verdicts import A, B, C, D, Scripted, small_config, without_evaluator
 
 
 class Notes(Display):
@@ -283,6 +283,45 @@ def test_an_episode_that_the_student_cannot_write_is_left_out_and_counted(
     said = capsys.readouterr().out
     assert f"{folder}: 3 episodes, 3 successes, 1 could not be played" in said
     assert "1 episode failed, most often generate: the tokenizer of model.path cannot represent" in said
+
+
+def test_episodes_that_the_engine_failed_are_played_by_the_next_call(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def answer(request: web.Request, body: dict[str, Any], number: int) -> web.StreamResponse:
+        return refuses(400, "out of credit") if number in (1, 2) else says("Thought: look\nAction: wait()")
+
+    Scripted.play({A: [1, 1, 1, 1]})
+    with serving(answer) as server:
+        settings = (f"--server.endpoints={server.url}", f"--server.model={MODEL}", "--env.attempts=1")
+        config = small_config(
+            tmp_path, [A], "--train.epochs=2", "--env.parallel=1", "--engine.name=openai", *settings
+        )
+        assert run_collection(config) == 1
+        assert "2 episodes could not be played because of the engine: run the same" in capsys.readouterr().out
+        assert lines(config, "failures.jsonl") == []
+        assert run_collection(config) == 0
+    assert len(lines(config, "trajectories.jsonl")) == 4
+
+
+def test_a_collection_needs_evaluators(tmp_path: Path) -> None:
+    """Also in a recipe with a judge, which is asked in training only."""
+    config = small_config(tmp_path, [A, C], "--reward.judge=1", f"--server.model={MODEL}")
+    without_evaluator(tmp_path, C)
+    with pytest.raises(
+        UserError, match=rf"1 training task without an evaluator, for example {C}: .* asks no judge"
+    ):
+        run_collection(config)
+
+
+def test_a_success_of_the_judge_alone_is_no_success(source: Path, tmp_path: Path) -> None:
+    whole = RunFolderReader(source).load_trajectory("collect-0-0")
+    store = RunFolder(tmp_path / "judged")
+    store.add_trajectory(replace(whole, score=1.0, evaluated=0.0))
+    store.add_trajectory(replace(whole, episode_id="collect-1-0", score=1.0, evaluated=1.0))
+    store.close()
+    found, _ = open_source(offline(tmp_path, "kto", tmp_path / "judged", [A]), Notes())
+    assert (found.successes, found.failures) == ({A: ["collect-1-0"]}, {A: ["collect-0-0"]})
 
 
 def test_what_cannot_be_trained_on_is_left_out_and_told(source: Path, tmp_path: Path) -> None:

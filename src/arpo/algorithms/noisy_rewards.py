@@ -84,14 +84,21 @@ class Audit:
     recent: tuple[Confusion, ...] = ()
 
     def add(self, batch: Confusion) -> Audit:
+        """What is audited during a drift never becomes `earlier`: otherwise the drift would end by itself."""
         recent = (*self.recent, batch)
-        old = sum(recent[:-WINDOW], self.earlier)
+        old = self.earlier if self.drifts() else sum(recent[:-WINDOW], self.earlier)
         return Audit(batches=self.batches + 1, earlier=old, recent=recent[-WINDOW:])
 
     def noise(self) -> Noise | None:
-        """The error rates of the whole run; after a drift, those of the recent batches."""
-        counted = sum(self.recent, Confusion() if self.drifts() else self.earlier)
-        return counted.noise()
+        """The error rates of all counted batches; during a drift, of the recent ones if they are higher."""
+        recent = sum(self.recent, Confusion())
+        known = (self.earlier + recent).noise()
+        if known is None or not self.drifts():
+            return known
+        return Noise(
+            false_positives=max(known.false_positives, recent.false_positives / max(1, recent.failures)),
+            false_negatives=max(known.false_negatives, recent.false_negatives / max(1, recent.successes)),
+        )
 
     def drifts(self) -> list[str]:
         """The error rates that are higher in the recent batches than before; usually none.

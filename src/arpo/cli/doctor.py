@@ -147,9 +147,9 @@ def _plan_model(model: ModelConfig) -> tuple[ModelInfo, list[Finding]]:
         return model_info(known.config, model), [
             Finding(name="model", works=False, detail=detail, remedy=remedy, needed=False)
         ]
+    check_trainable(model)  # otherwise the plan would be of a run that `arpo train` refuses
     info = read_model_info(model)
     tried = [_try("tokenizer", partial(load_renderer, model), "")]
-    tried.append(_try("training", partial(check_trainable, model), ""))
     if model.weights == "load" and not on_hub:
         tried.append(_try("weights", partial(check_weights, resolve_model(model.path)), ""))
     return info, [finding for finding in tried if not finding.works]

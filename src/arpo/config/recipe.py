@@ -36,7 +36,8 @@ MAX_EXTENDED = 20
 TASK_SOURCE_KEYS = ("tasks.train", "tasks.heldout", "tasks.overall")
 HELDOUT_KEY = "tasks.heldout"  # several sources, separated by commas
 TASK_SOURCE_ALIASES = {"desktop:": "osworld:"}
-INPUT_KEYS = (*TASK_SOURCE_KEYS, "tasks.examples", "offline.source")  # existing files and folders
+# Existing files and folders.
+INPUT_KEYS = (*TASK_SOURCE_KEYS, "tasks.examples", "offline.source", "replay.seeds")
 # Keys with the path of an input. Outputs (run.dir) are relative to the current folder.
 PATH_KEYS = (
     *INPUT_KEYS,

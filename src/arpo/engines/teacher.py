@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from arpo.engines.base import Engine, Weights
-from arpo.errors import EngineError
+from arpo.errors import NotInTokens
 from arpo.prompts.rendering import Renderer
 from arpo.types import Completion, Prompt, Sampling
 
@@ -14,12 +14,12 @@ from arpo.types import Completion, Prompt, Sampling
 def tokenise(text: str, finish: str, student: Renderer, max_tokens: int) -> Completion:
     """The text as an answer of the student. It has no log-probabilities and no policy versions.
 
-    An answer of more than `max_tokens` counts as cut. Raises EngineError if the student's tokens do not give
+    An answer of more than `max_tokens` counts as cut. Raises NotInTokens if the student's tokens do not give
     exactly this text.
     """
     tokens = student.encode(text)
     if student.decode(tokens) != text:
-        raise EngineError("generate", "the tokenizer of model.path cannot represent the answer exactly")
+        raise NotInTokens("generate", "the tokenizer of model.path cannot represent the answer exactly")
     if finish == "stop":
         tokens = (*tokens, student.end_of_turn_id)
     finish = finish if len(tokens) <= max_tokens else "length"

@@ -26,7 +26,7 @@ from arpo.interrupts import run_interruptibly
 from arpo.prompts.judge_question import Question, decide, evenly, read_answer
 from arpo.reporting.display import Display, count_noun, open_display
 from arpo.reporting.statistics import wilson
-from arpo.storage.codec import StoredEpisode, is_training_episode
+from arpo.storage.codec import COLLECTED, StoredEpisode, is_training_episode
 from arpo.storage.judgements import Vote, VoteLog
 from arpo.storage.run_folder import NO_SCREENSHOTS, RECIPE, RunFolderReader
 from arpo.tasks.sets import load_sets
@@ -194,7 +194,7 @@ def _questions(
         obstacle = "" if reader.has_screenshots(episode) else NO_SCREENSHOTS
         if task and not task.has_evaluator:
             obstacle = NO_EVALUATOR
-        elif config.reward.judge and is_training_episode(episode.episode_id) and episode.evaluated is None:
+        elif config.reward.judge and _has_verdict_alone(episode):
             obstacle = JUDGED
         instruction = episode.instruction or (task.instruction if task else "")
         found[obstacle if instruction else OTHER_TASKS].append(episode)
@@ -215,6 +215,12 @@ def _questions(
         evaluated = score >= config.replay.threshold
         for planted in (False, True)[: 1 + judging.planted]:
             yield Asked(evaluated=evaluated, question=replace(question, planted=planted), model=model)
+
+
+def _has_verdict_alone(episode: StoredEpisode) -> bool:
+    """Of a run with a judge. `arpo collect` asks no judge."""
+    name = episode.episode_id
+    return is_training_episode(name) and not name.startswith(f"{COLLECTED}-") and episode.evaluated is None
 
 
 def _ask_missing(

@@ -44,6 +44,7 @@ def run_screening(
     refuse_desk_tasks(config.env, {"train": tasks})
     pool = {task.id: task for task in chosen_tasks(tasks, config)}
     _, skipped = playable(config, {"named": tuple(pool.values())})
+    skipped |= {name: "it has no evaluator" for name, task in pool.items() if not task.has_evaluator}
     require_writable(out)
     config = pin_model(config)
     report = out.with_name(f"{out.name}.report.json")

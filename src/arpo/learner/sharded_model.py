@@ -21,6 +21,7 @@ from arpo.config import Config
 from arpo.models.families import VisionLanguageModel
 from arpo.models.forward import sampled_logprobs
 from arpo.models.image_loader import ImageLoader
+from arpo.models.linear_attention import check_training
 from arpo.models.loading import meta_model
 from arpo.models.trainable import set_trainable
 from arpo.prompts.rendering import Renderer
@@ -54,6 +55,7 @@ def sharded_model(
         _materialise(unit, device)
         shard(unit)
     _materialise(model, device)
+    check_training(model)  # before, it was on no device
     model.tie_weights()
     shard(model, ignored_params={p for p in visual.parameters() if frozen_tower and not p.requires_grad})
     fill_from_rank_0(_tensors(model), None if full_model is None else _tensors(full_model))

@@ -22,7 +22,7 @@ from transformers.utils import logging
 from arpo.config import ModelConfig
 from arpo.errors import BadSetting, UserError
 from arpo.models import attention, float32_head, fused_ops, hub, linear_attention, vision_attention
-from arpo.models.families import FAMILIES, VisionLanguageModel
+from arpo.models.families import FAMILIES, VisionLanguageModel, full_layers
 from arpo.prompts.rendering import Renderer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -124,6 +124,8 @@ def read_config(folder: Path) -> Any:
         raise UserError(f"{path}: not a configuration of {model_type} ({_single_line(error)})") from error
     if "sliding_attention" in (getattr(config.text_config, "layer_types", None) or ()):
         raise UserError(f"{path}: sliding-window attention is not supported; use a model without it")
+    if not full_layers(config.text_config):
+        raise UserError(f"{path}: no layer has full attention, which ARPO needs; use another model")
     return config
 
 

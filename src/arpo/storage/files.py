@@ -59,13 +59,13 @@ def write_all(file: FileIO, data: bytes) -> None:
         left = left[file.write(left) :]
 
 
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+def read_lines(path: Path, remedy: str = RESTORE) -> Iterator[dict[str, Any]]:
     """Yield the records of a .jsonl file. A missing file is empty; an incomplete last line is skipped."""
     if path.is_file():
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 if line.endswith(b"\n"):
-                    yield parse_object(line, f"{path}: line {number}")
+                    yield parse_object(line, f"{path}: line {number}", remedy)
 
 
 def read_regular(path: Path, limit: int) -> bytes:

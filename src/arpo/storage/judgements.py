@@ -55,8 +55,9 @@ class VoteLog:
             self._file.close()
             raise UserError(f"{path}: another process is judging this run: wait for it") from None
         self.votes: dict[tuple[str, str, str, int], Vote] = {}
-        for number, record in enumerate(read_lines(path), 1):
-            with damage(f"{path}: line {number}", "remove the file: all votes are asked for again"):
+        remedy = "remove the file: all votes are asked for again"
+        for number, record in enumerate(read_lines(path, remedy), 1):
+            with damage(f"{path}: line {number}", remedy):
                 vote = read_vote(record)
             self.votes[vote.key] = vote
 

@@ -4,7 +4,8 @@ Teachers may play: a chat server (engine.name = "openai") or a person. Their ans
 model.path.
 
 It plays as many episodes as an online run of the same recipe. Each episode is stored when it ends, so an
-interrupted collection resumes with the missing ones. A failed episode is logged and not played again.
+interrupted collection resumes with the missing ones. An episode that the environment failed is logged and not
+played again; one that the engine failed is missing.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from arpo.algorithms.rewards import is_example
 from arpo.config import LEARNING, Config
 from arpo.config.changes import find_changes
 from arpo.engines.factory import TEXT_ONLY
-from arpo.errors import UserError
+from arpo.envs.desk.fresh import FreshTasks
+from arpo.errors import NotInTokens, PromptTooLong, UserError
 from arpo.evaluation.evaluate import evaluate
 from arpo.evaluation.scoring import report_failures
 from arpo.interrupts import run_interruptibly
 from arpo.models.hub import pin_model
-from arpo.reporting.display import Display, note_cancel, open_display
+from arpo.reporting.display import Display, count_noun, note_cancel, open_display
 from arpo.rollout.player import Player, open_player
 from arpo.rollout.scheduler import Outcome
 from arpo.storage import checkpoint
@@ -32,7 +34,7 @@ from arpo.storage.files import RESTORE_OR_LEAVE
 from arpo.storage.run_folder import PACK, RunFolder
 from arpo.tasks.sets import sets_of_run
 from arpo.training.checkpoints import check_recipe, note_changes
-from arpo.training.reporting import CallLog, Timing, logged_seconds, report_failed_episodes
+from arpo.training.reporting import OF_ENGINE, CallLog, Timing, logged_seconds, report_failed_episodes
 from arpo.types import Task, Trajectory
 
 
@@ -50,6 +52,7 @@ def run_collection(config: Config) -> int:
             recorded = check_recipe(store, config, LEARNING) or config
             _check_teacher(store, recorded, config)
         tasks = sets_of_run(config, store.folder, bool(ended), display)["train"]
+        _require_evaluators(tasks)
         total = config.planned_tasks(len(tasks)) * config.rollout.group_size
         numbers = {_name(number): number for number in range(total)}
         if others := sorted(ended - numbers.keys()):
@@ -71,10 +74,26 @@ def run_collection(config: Config) -> int:
                     on_cancel=lambda: note_cancel(display),
                 )
         display.note(_describe(store, config.replay.threshold))
-        return report_failed_episodes(store, display)
+        code = report_failed_episodes(store, display)
+        if missing := len(numbers.keys() - _ended(store)):
+            display.note(
+                f"{count_noun(missing, 'episode')} could not be played because of the engine: run the same "
+                "command again"
+            )
+        return 1 if missing else code
     finally:
         display.close()
         store.close()
+
+
+def _require_evaluators(tasks: Sequence[Task]) -> None:
+    if not isinstance(tasks, FreshTasks) and (
+        without := [task.id for task in tasks if not task.has_evaluator]
+    ):
+        raise UserError(
+            f"{count_noun(len(without), 'training task')} without an evaluator, for example {without[0]}: "
+            "`arpo collect` cannot score their episodes, and asks no judge. Leave them out of tasks.train"
+        )
 
 
 def _episodes_per_batch(config: Config) -> int:
@@ -127,7 +146,8 @@ async def _collect(
             some_tasks = indices.keys() != {index_of(number) for number in left}
             report_failures(groups, display, some_tasks=some_tasks)
             for failure in (failure for group in groups for failure in group.failures):
-                store.add_failure(failure)
+                if failure.where not in OF_ENGINE or any(map(failure.ended_by, (PromptTooLong, NotInTokens))):
+                    store.add_failure(failure)  # the others are played by the next call
             done = total - len(left) + min(start + at_once, len(left))
             step = -(-done // at_once)
             store.log_metrics(step, {"episodes": done})  # `arpo compare` reads it for its progress bar

@@ -162,7 +162,8 @@ def _find(source: Path) -> Source:
 
 def _of_model(config: Config) -> Config:
     """The config with the dtype of the stored weights: bfloat16 or, for all others, float32."""
-    stored = read_config(resolve_model(config.model.path)).dtype
+    described = read_config(resolve_model(config.model.path))
+    stored = described.dtype or described.text_config.dtype  # Qwen3.5 has it for its parts alone
     dtype: Literal["float32", "bfloat16"] = "bfloat16" if stored == torch.bfloat16 else "float32"
     return replace(config, model=replace(config.model, dtype=dtype))
 

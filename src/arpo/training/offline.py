@@ -216,7 +216,8 @@ def read_source(config: Config, reader: RunFolderReader, display: Display) -> So
             obstacle = _obstacle(episode, tasks, reader)
             counts[obstacle] += 1
             if not obstacle:
-                success = is_example(episode.score, episode.malformed, threshold)
+                known = episode.score if episode.evaluated is None else min(episode.score, episode.evaluated)
+                success = is_example(known, episode.malformed, threshold)  # for a judge and the evaluator
                 outcomes = successes if success else failures
                 outcomes.setdefault(episode.task_id, []).append(episode.episode_id)
     played = counts.total() - counts[OTHER_TASKS]

@@ -26,7 +26,7 @@ from arpo.training.run import Run
 from arpo.types import Trajectory
 
 OTHER_PROMPTS = (
-    "their prompts or tokens are not those of this run (settings of model, rollout.history, text of the task)"
+    "their prompts or tokens are not those of this run (settings of model, text of the task)"
 )
 
 
@@ -101,7 +101,7 @@ def _as_seed(trajectory: Trajectory) -> Trajectory:
 
 
 def _fits(outline: Trajectory, instruction: str, player: Player, settings: RolloutConfig) -> bool:
-    """Whether this run would ask the same question in the same tokens.
+    """Whether this run would ask the same first question in the same tokens.
 
     `instruction` is that of the task, unless the environment gave its own. An agent program writes prompts of
     its own, which are not compared.

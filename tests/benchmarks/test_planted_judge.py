@@ -16,6 +16,7 @@ from arpo.prompts.judge_question import Question
 from arpo.storage.judgements import VoteLog
 from arpo.tasks.lists import load_tasks
 from arpo.testing import screenshot
+from arpo.training import judged_scores
 from trajectories import trajectory
 
 
@@ -52,7 +53,10 @@ def test_the_planted_judge_has_the_stated_error_rates(tmp_path: Path, action: Ac
 
 
 @pytest.mark.parametrize("method", ["base", *METHODS])
-def test_a_run_with_a_judge_alone_is_measured_by_the_evaluators(tmp_path: Path, method: str) -> None:
+def test_a_run_with_a_judge_alone_is_measured_by_the_evaluators(
+    tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judged_scores, "Judge", judged_scores.Judge)  # `train` replaces it: back at the end
     settings = {
         "run.threads": 1, "tasks.ids": "pool-023,pool-040", "env.parallel": 4,
         "rollout.group_size": 2, "rollout.max_steps": 2, "train.epochs": 1, "train.tasks_per_batch": 2,

@@ -231,25 +231,6 @@ def claims_of_kinds(runs: Series) -> Iterator[str]:
     yield f"get a little worse ({lost}; there are {number(infeasible)})"
 
 
-def claims_of_choices() -> Iterator[str]:
-    """Validation half, with the present base model."""
-    runs = series(THIRD)
-    for title, name, episodes in (
-        ("64 x 4, 1e-4 (`make train`)", "64x4, 1e-4", "1,024"),
-        ("64 x 4, 2e-4", "64x4, 2e-4", "1,024"),
-        ("64 x 4, 4e-4", "64x4, 4e-4", "1,024"),
-        ("128 x 2, 1e-4", "128x2, 1e-4", "1,024"),
-        ("128 x 2, 2e-4", "128x2, 2e-4", "1,024"),
-        ("128 x 4, 1e-4", "128x4, 1e-4", "2,048"),
-        ("128 x 4, 2e-4", "128x4, 2e-4", "2,048"),
-        ("128 x 4, 2e-4, without replay", "128x4, 2e-4, no replay", "2,048"),
-        ("128 x 4, 2e-4, vision tower trained too", "128x4, 2e-4, all weights", "2,048"),
-        ("512 x 1, 2e-4", "512x1, 2e-4", "2,048"),
-    ):
-        found = [runs.after(name, f"{tasks}_validation") for tasks in SETS]
-        yield row(title, episodes, number(len(found[0])), *map(mean_sd, found))
-
-
 def claims_of_published() -> Iterator[str]:
     """The published comparison with the present base model."""
     runs, tests = series(THIRD), dict[tuple[str, str], MeanTest]()
@@ -344,6 +325,30 @@ def claims_of_web_pages() -> Iterator[str]:
     titles = sorted(before, key=lambda title: -sum(fmean(scores) for scores in before[title].values()))
     yield row(*(f"{mean(before[title])} → {mean(after[title])}" for title in titles))
     yield f"Over all instances: {points(difference(after['all'], before['all']))}."
+
+
+def claims_of_judges() -> Iterator[str]:
+    """Rewards of a judge with known errors: gains on training tasks and held-out tasks."""
+    runs, gains = series("judge.json"), dict[str, float]()
+    before = {tasks: runs.before("true", tasks) for tasks in PUBLISHED}
+    yield row("base model", *_with_gaps(map(mean_sd, before.values())))
+    titles = {
+        "true": "the evaluators",
+        "raw": "the judge",
+        "corrected": "the judge, and evaluators of every fourth task",
+    }
+    for name, title in titles.items():
+        cells = []
+        for tasks in PUBLISHED:
+            found = runs.after(name, tasks)
+            test = difference(found, before[tasks])
+            gains.setdefault(name, test.mean)  # on training tasks
+            cells += [mean_sd(found), points(test)]
+        yield row(title, *cells)
+    alone, audited = (number(100 * gains[name] / gains["true"], ".0f") for name in ("raw", "corrected"))
+    yield f"keeps {alone}% of the gain, with evaluators of every fourth task {audited}%"
+    one, other = (runs.after(name, "train") for name in ("corrected", "raw"))
+    yield f"The difference is {points(difference(one, other))}"
 
 
 def _all_tasks(sets: Sequence[Scores]) -> Scores:

@@ -29,10 +29,10 @@ mean success by the true evaluator in percent, by model and task set, the share 
 on training tasks, and each run, with its number of episodes without a verdict.
 
 Predictions before the first series (training tasks, 5 seeds): true +35 points, +25 with `--train.epochs 2`;
-raw keeps 65% (50 to 85) of that gain, corrected 80% (65 to 100). The correction of a verdict cancels within a group, so the difference
-comes from the audited tasks and from replay. The goal is 80%, and more than raw. No run of corrected has an
-alarm: the errors are constant. The small judge: precision 88% (75 to 95) and recall 88% (75
-to 97) on families that it never judged; training with it alone keeps 75% (40 to 95) of the gain.
+raw keeps 65% (50 to 85) of that gain, corrected 80% (65 to 100). The correction of a verdict cancels within a
+group, so the difference comes from the audited tasks and from replay. The goal is 80%, and more than raw. No
+run of corrected has an alarm: the errors are constant. The small judge: precision 88% (75 to 95) and recall
+88% (75 to 97) on families that it never judged; training with it alone keeps 75% (40 to 95) of the gain.
 """
 
 from __future__ import annotations

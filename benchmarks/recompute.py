@@ -42,11 +42,11 @@ PAGES = (
         path=ROOT / "docs" / "results.md",
         claims=(
             of.claims_of_make_train,
-            of.claims_of_choices,
             of.claims_of_published,
             of.claims_of_longer_tasks,
             of.claims_of_dialects,
             of.claims_of_web_pages,
+            of.claims_of_judges,
             of.claims_of_earlier_models,
             of.claims_of_task_pool,
         ),

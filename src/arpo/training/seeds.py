@@ -25,9 +25,7 @@ from arpo.training.offline import Source, answers_fit, read_source
 from arpo.training.run import Run
 from arpo.types import Trajectory
 
-OTHER_PROMPTS = (
-    "their prompts or tokens are not those of this run (settings of model, text of the task)"
-)
+OTHER_PROMPTS = "their prompts or tokens are not those of this run (settings of model, text of the task)"
 
 
 def open_seeds(config: Config, display: Display) -> Source:

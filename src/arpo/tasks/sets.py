@@ -129,13 +129,18 @@ def evaluated(sets: Mapping[str, Sequence[Task]], settings: EvalConfig) -> dict[
 
 def require_scores(config: Config, sets: Mapping[str, Sequence[Task]]) -> None:
     """Raise UserError if a training task has no evaluator, and no judge scores its episodes."""
-    train = sets[TRAIN]
-    if config.reward.judge or isinstance(train, FreshTasks):
+    if not config.reward.judge:
+        remedy = "set reward.judge, so that a judge scores their episodes, or add an evaluator"
+        require_evaluators(sets[TRAIN], remedy)
+
+
+def require_evaluators(train: Sequence[Task], remedy: str) -> None:
+    if isinstance(train, FreshTasks):
         return
     if without := [task.id for task in train if not task.has_evaluator]:
         raise UserError(
             f"{count_noun(len(without), 'training task')} without an evaluator, for example {without[0]}: "
-            "set reward.judge, so that a judge scores their episodes, or add an evaluator"
+            f"{remedy}"
         )
 
 

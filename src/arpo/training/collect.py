@@ -19,7 +19,6 @@ from arpo.algorithms.rewards import is_example
 from arpo.config import LEARNING, Config
 from arpo.config.changes import find_changes
 from arpo.engines.factory import TEXT_ONLY
-from arpo.envs.desk.fresh import FreshTasks
 from arpo.errors import NotInTokens, PromptTooLong, UserError
 from arpo.evaluation.evaluate import evaluate
 from arpo.evaluation.scoring import report_failures
@@ -32,7 +31,7 @@ from arpo.storage import checkpoint
 from arpo.storage.codec import COLLECTED
 from arpo.storage.files import RESTORE_OR_LEAVE
 from arpo.storage.run_folder import PACK, RunFolder
-from arpo.tasks.sets import sets_of_run
+from arpo.tasks.sets import require_evaluators, sets_of_run
 from arpo.training.checkpoints import check_recipe, note_changes
 from arpo.training.reporting import OF_ENGINE, CallLog, Timing, logged_seconds, report_failed_episodes
 from arpo.types import Task, Trajectory
@@ -52,7 +51,7 @@ def run_collection(config: Config) -> int:
             recorded = check_recipe(store, config, LEARNING) or config
             _check_teacher(store, recorded, config)
         tasks = sets_of_run(config, store.folder, bool(ended), display)["train"]
-        _require_evaluators(tasks)
+        require_evaluators(tasks, "`arpo collect` asks no judge: leave them out of tasks.train")
         total = config.planned_tasks(len(tasks)) * config.rollout.group_size
         numbers = {_name(number): number for number in range(total)}
         if others := sorted(ended - numbers.keys()):
@@ -84,16 +83,6 @@ def run_collection(config: Config) -> int:
     finally:
         display.close()
         store.close()
-
-
-def _require_evaluators(tasks: Sequence[Task]) -> None:
-    if not isinstance(tasks, FreshTasks) and (
-        without := [task.id for task in tasks if not task.has_evaluator]
-    ):
-        raise UserError(
-            f"{count_noun(len(without), 'training task')} without an evaluator, for example {without[0]}: "
-            "`arpo collect` cannot score their episodes, and asks no judge. Leave them out of tasks.train"
-        )
 
 
 def _episodes_per_batch(config: Config) -> int:

@@ -35,6 +35,7 @@ _CALL_PHRASES = {
     f'{_CALL}"double_click", "coordinate": [': "\nAction: left_double(start_box='(",
     f'{_CALL}"right_click", "coordinate": [': "\nAction: right_single(start_box='(",
     f'{_CALL}"left_click_drag", "start_coordinate": [': "\nAction: drag(start_box='(",
+    ", ": ",",
     '], "coordinate": [': ")', end_box='(",
     f"]{_END}": ")')",
     f'{_CALL}"scroll", "coordinate": [': "\nAction: scroll(start_box='(",

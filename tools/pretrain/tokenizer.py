@@ -73,8 +73,12 @@ def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
 
 
 def _pattern(phrases: Iterable[str]) -> str:
+    """A phrase that ends in a letter cuts no word, and ", " takes no space from a word after it."""
     fixed = sorted(phrases, key=lambda phrase: (-len(phrase), phrase))
-    whole = [re.escape(phrase) + ("(?![A-Za-z])" if phrase[-1].isalpha() else "") for phrase in fixed]
+    before_no_letter = re.compile(r".*[A-Za-z]|\W+ ", re.DOTALL)
+    whole = [
+        re.escape(phrase) + ("(?![A-Za-z])" if before_no_letter.fullmatch(phrase) else "") for phrase in fixed
+    ]
     return "|".join([*whole, "[0-9]{1,3}", " ?[A-Za-z]+", r"(?m:.)"])
 
 

@@ -1,18 +1,21 @@
-"""The comparison of two dialects, with worked numbers."""
+"""The comparison of two tiny models, with worked numbers."""
 
 from pathlib import Path
 
-from dialects import differences, run_line, write_recipe
+from base_models import differences, run_line, write_recipe
 
 from arpo.config.recipe import load_config
 from arpo.dialects.registry import choose_dialect
 
 
 def test_the_recipe_names_the_model_and_a_dialect_that_reads_tool_calls(tmp_path: Path) -> None:
-    config = load_config(str(write_recipe(tmp_path / "model", tmp_path / "out")))
-    assert config.model.path == str(tmp_path / "model") and config.train.epochs == 4
-    dialect = choose_dialect(config.model.dialect, config.model.path, None)
-    assert dialect.prompt == "desk" and dialect.parse(dialect.examples[0]).actions
+    dialect = "tools.pretrain.language:TOOL_CALLS"
+    path = write_recipe(tmp_path / "tool_calls" / "model", dialect, tmp_path / "out")
+    config = load_config(str(path))
+    assert path.stem == "tool_calls"
+    assert config.model.path == str(tmp_path / "tool_calls" / "model") and config.train.epochs == 4
+    chosen = choose_dialect(config.model.dialect, config.model.path, None)
+    assert chosen.prompt == "desk" and chosen.parse(chosen.examples[0]).actions
 
 
 def test_a_line_per_run_and_the_difference_over_all_held_out_tasks(tmp_path: Path) -> None:
@@ -36,7 +39,8 @@ def test_a_line_per_run_and_the_difference_over_all_held_out_tasks(tmp_path: Pat
     ]
     assert lines[0]["after"] == {"train": [1, 1], "instances_test": [3, 4]}
     assert lines[0]["successes_by_task"]["instances_test"] == [2, 1] and lines[0]["malformed"] == [0.5, 0.0]
-    found = differences(lines)
+    found = differences(lines, "tool_calls")
     assert found["before"]["difference"] == 0.0 and found["after"]["difference"] == -25.0
     assert found["after"]["tool_calls"] == {"train": 0.0, "instances_test": 50.0}
+    assert found["gain"]["difference"] == -25.0
     assert found["seeds"] == 1 and found["within_3_points"] is False

@@ -1,19 +1,29 @@
-"""Desk's tiny model in two dialects, UI-TARS text and tool calls: success before and after `make train`.
+"""Desk's base model and another tiny model: success before and after `make train`.
 
-    python -m tools.pretrain --dialect tool_calls --report-size 0 --out runs/tool_calls
-    python benchmarks/dialects.py runs/tool_calls/model --seeds 3 --jobs 2 --out runs/dialects
+    python -m tools.pretrain --last-stage --dialect tool_calls --out runs/tool_calls
+    python benchmarks/base_models.py runs/tool_calls/model --dialect tools.pretrain.language:TOOL_CALLS \
+        --seeds 3 --jobs 2 --out runs/base-models
 
-The first command pretrains the model with answers in tool calls, from the beginning and as long as the
-shipped one: 12 minutes on a GPU. The second one trains both models with the recipe desk_fresh (1,024
-episodes, as `make train`) and plays all four test sets before and after. On a GPU, start NVIDIA's MPS first.
-Config keys apply to all runs. If it is interrupted, run the same command again. Prints one JSON line per run,
-and one with the differences over all held-out tasks (tool calls minus UI-TARS text, in points, with 95%
-intervals over seeds and tasks).
+    python -m tools.pretrain --family qwen3_5 --steps 6000 --out runs/qwen3_5
+    python benchmarks/base_models.py runs/qwen3_5/model --seeds 3 --jobs 2 --out runs/base-models
 
-Predictions before the first run, in which `--last-stage` repeated only the last stage of pretraining: the
-base models differ by −1 (−5 to +3), the trained ones by −0.5 (−3 to +2). Fewer than 1% of the episodes have
-an answer in tool calls that does not parse. Predictions before the run with the whole pretraining: the base
-models differ by 0 (−5 to +5), the trained ones by −1 (−4 to +2).
+The first commands pretrain a model that answers in tool calls: 3 minutes on a GPU, without --last-stage 12.
+The third one pretrains a Qwen3.5. Both are then trained with the recipe desk_fresh (1,024 episodes, as `make
+train`), beside the shipped model, and play all four test sets before and after. On a GPU, start NVIDIA's MPS
+first. Config keys apply to all runs. If it is interrupted, run the same command again. Prints one JSON line
+per run, and one with the differences over all held-out tasks (other model minus shipped model, in points,
+with 95% intervals over seeds and tasks).
+
+Tool calls. Predictions before the first run, in which `--last-stage` repeated only the last stage of
+pretraining: the base models differ by −1 (−5 to +3), the trained ones by −0.5 (−3 to +2). Fewer than 1% of
+the episodes have an answer in tool calls that does not parse. Predictions before the run with the whole
+pretraining: the base models differ by 0 (−5 to +5), the trained ones by −1 (−4 to +2). Both had about −4. A
+click then had nine tokens, one more than in UI-TARS text: the space between two coordinates, which also
+stands in typed text. Now a click has eight in both. Prediction before the run with these tokens and
+`--last-stage`: the trained models differ by −1 (−4 to +2).
+
+Qwen3.5. Predictions: before training the models differ by −3 (−12 to +6), because it was pretrained for three
+quarters of the updates; the gains of training differ by 0 (−5 to +5).
 """
 
 from __future__ import annotations
@@ -30,18 +40,18 @@ from typing import Any
 from arpo.reporting.statistics import mean_over_seeds_and_tasks
 
 ROOT = Path(__file__).parents[1]
-UI_TARS, TOOL_CALLS = "desk_fresh", "tool_calls"  # names of the recipes
+BASE = "desk_fresh"  # the recipe, with the shipped model
+DIALECT = "ui_tars_1_5"  # of the base model
 TRAIN = "train"
 Run = Mapping[str, Any]
 
 
-def write_recipe(model: Path, folder: Path) -> Path:
-    """The recipe desk_fresh with the model that answers in tool calls."""
-    path = folder / f"{TOOL_CALLS}.toml"
+def write_recipe(model: Path, dialect: str, folder: Path) -> Path:
+    """The recipe desk_fresh with another model, named after the folder that contains the model's folder."""
+    path = folder / f"{model.parent.name}.toml"
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(
-        f'extends = "{UI_TARS}"\n\n[model]\npath = {json.dumps(str(model))}\n'
-        'dialect = "tools.pretrain.language:TOOL_CALLS"\n',
+        f'extends = "{BASE}"\n\n[model]\npath = {json.dumps(str(model))}\ndialect = {json.dumps(dialect)}\n',
         encoding="utf-8",
     )
     return path
@@ -75,22 +85,29 @@ def _by_task(tallies: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, 
     return {name: [tasks[task][0] for task in sorted(tasks)] for name, tasks in tallies.items()}
 
 
-def differences(lines: Sequence[Run]) -> dict[str, Any]:
-    """Tool calls minus UI-TARS text over all held-out tasks; the success rate of each set. In percent."""
+def differences(lines: Sequence[Run], other: str) -> dict[str, Any]:
+    """The other model minus the base model over all held-out tasks; the rate of each set. In percent."""
     runs = {(line["run"], line["seed"]): line for line in lines}
-    seeds = sorted(seed for name, seed in runs if name == TOOL_CALLS and (UI_TARS, seed) in runs)
-    result: dict[str, Any] = {"benchmark": "dialects", "seeds": len(seeds)}
+    seeds = sorted(seed for name, seed in runs if name == other and (BASE, seed) in runs)
+    result: dict[str, Any] = {"benchmark": "base_models", "seeds": len(seeds)}
+    minus: dict[str, list[list[float]]] = {}
     for when in ("before", "after"):
-        rates = {name: [_rates(runs[name, seed], when) for seed in seeds] for name in (UI_TARS, TOOL_CALLS)}
-        pairs = zip(rates[TOOL_CALLS], rates[UI_TARS], strict=True)
-        test = mean_over_seeds_and_tasks([_minus(_held_out(one), _held_out(other)) for one, other in pairs])
+        rates = {name: [_rates(runs[name, seed], when) for seed in seeds] for name in (BASE, other)}
+        pairs = zip(rates[other], rates[BASE], strict=True)
+        minus[when] = [_minus(_held_out(one), _held_out(base)) for one, base in pairs]
         means = {
             name: {tasks: round(fmean(fmean(one[tasks]) for one in some), 1) for tasks in some[0]}
             for name, some in rates.items()
         }
-        interval = [round(end, 2) for end in test.interval or ()]
-        result[when] = {**means, "difference": round(test.mean, 2), "interval": interval}
+        result[when] = {**means, **_difference(minus[when])}
+    gains = [_minus(after, before) for after, before in zip(minus["after"], minus["before"], strict=True)]
+    result["gain"] = _difference(gains)
     return {**result, "within_3_points": abs(result["after"]["difference"]) <= 3}
+
+
+def _difference(points_by_seed: Sequence[Sequence[float]]) -> dict[str, Any]:
+    test = mean_over_seeds_and_tasks(points_by_seed)
+    return {"difference": round(test.mean, 2), "interval": [round(end, 2) for end in test.interval or ()]}
 
 
 def _rates(line: Run, when: str) -> dict[str, list[float]]:
@@ -112,13 +129,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model", type=Path, help="folder of the model that answers in tool calls")
+    parser.add_argument("model", type=Path, metavar="NAME/model", help="folder of the other model")
+    parser.add_argument("--dialect", default=DIALECT, help="its model.dialect (%(default)s)")
     parser.add_argument("--out", type=Path, required=True, help="output directory")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time (%(default)s)")
     options, settings = parser.parse_known_args()
     out = options.out.resolve()
-    methods = [UI_TARS, str(write_recipe(options.model.resolve(), out))]
+    other = write_recipe(options.model.resolve(), options.dialect, out)
+    methods = [BASE, str(other)]
     plan = ["--seeds", str(options.seeds), "--jobs", str(options.jobs), "--out", str(out)]
     sets = ["--tasks.heldout", "desk:test", "--eval.heldout_rollouts", "2"]
     command = [sys.executable, "-m", "arpo", "compare", *methods, *plan, *sets, *settings]
@@ -128,7 +147,7 @@ def main() -> None:
         sys.exit(code)
     runs = json.loads((out / "compare.json").read_text("utf-8"))["runs"]
     lines = [run_line(run, out / run["method"] / f"seed-{run['seed']}") for run in runs if run["ended"]]
-    for line in (*lines, differences(lines)):
+    for line in (*lines, differences(lines, other.stem)):
         print(json.dumps(line))
     sys.exit(code)
 

@@ -1,4 +1,5 @@
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -8,8 +9,8 @@ from arpo.config import RolloutConfig
 from arpo.dialects.ui_tars import UI_TARS, UI_TARS_1_5
 from arpo.errors import EngineError, PromptTooLong
 from arpo.prompts.rendering import Renderer
-from arpo.rollout.agent import Agent, draw_seed
-from arpo.rollout.episode import run_episode
+from arpo.rollout.agent import Agent, begin, draw_seed
+from arpo.rollout.episode import repeats_prompts, run_episode
 from arpo.testing import FakeEnv, ScriptedEngine, screenshot, task
 from arpo.types import Observation, StepResult, StopReason
 from players import CLICK, DONE, RENDERER, TEMPLATE, TOKENIZER, WAIT, Asking, scripted
@@ -191,6 +192,28 @@ def test_training_sees_what_sampling_saw(history):
             assert sample.images[:shown] == prompt.images == whole.images
             begun = start + answer.tokens
     assert next(seen, None) is None
+
+
+def test_stored_prompts_are_those_of_the_same_settings_only():
+    """In the second episode, prompts are folded to fit into 700 tokens."""
+
+    def repeats(episode, instruction="", **limits):
+        text = instruction or task("t").instruction
+        begun = begin(TEMPLATE, UI_TARS_1_5, text, settings(**limits))
+        return repeats_prompts(episode, begun, RENDERER, settings(**limits))
+
+    three = {"max_steps": 6, "max_images": 3}
+    episode = play([WAIT] * 5 + [DONE], **three)
+    assert repeats(episode, **three) and repeats(episode, **three, temperature=0.1)
+    assert not repeats(episode, "another task", **three)
+    assert not repeats(episode, max_images=4)
+    assert not repeats(episode, **three, history="text")
+    shorter = replace(episode, turns=episode.turns[:3])
+    assert repeats(shorter, max_images=4) and not repeats(shorter, max_images=2)
+    folded = {"max_steps": 30, "history": "blocks", "max_answer_tokens": 60, "max_context_tokens": 700}
+    episode = play(["Thought: wait for it\nAction: wait()"] * 29 + [DONE], **folded)
+    assert repeats(episode, **folded)
+    assert not repeats(episode, **{**folded, "max_context_tokens": 9999})
 
 
 def test_places_are_scaled_once_from_the_models_pixels_to_the_screens():

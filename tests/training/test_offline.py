@@ -386,7 +386,27 @@ def test_a_source_with_nothing_to_learn_is_refused(source: Path, tmp_path: Path)
     assert "no successes among its 4 episodes" in refused("kto", source, [D])
     assert "no successes and failures of one task" in refused("dpo", source, [C, D])
     assert "none of its 16 episodes belongs to tasks.train" in refused("rft", source, ["pool-002"])
-    assert "were sampled with other model settings" in refused("rft", source, [A], "--model.max_pixels=20000")
+    assert (
+        "4 of its 4 episodes have other prompts or tokens than this run. Its recipe has model.max_pixels = "
+        in (refused("rft", source, [A], "--model.max_pixels=20000"))
+    )
+
+
+def test_episodes_of_another_text_of_the_task_are_left_out_and_told(source: Path, tmp_path: Path) -> None:
+    """The task file has another instruction for A than when its episodes were collected."""
+    config, display = offline(tmp_path, "rft", source, [A, C]), Notes()
+    path = tmp_path / "train-tasks.json"
+    a, c = json.loads(path.read_text("utf-8"))
+    path.write_text(json.dumps([{**a, "instruction": "Do nothing"}, c]), "utf-8")
+    found, _ = open_source(config, display)
+    assert (found.played, list(found.successes), list(found.failures)) == (8, [C], [])
+    left_out = "4 episodes are left out: their prompts or tokens are not those of this run (another text of"
+    assert left_out in display.notes[-1]
+    path.write_text(json.dumps([{**one, "instruction": "Do nothing"} for one in (a, c)]), "utf-8")
+    with pytest.raises(
+        UserError, match=r"8 of its 8 episodes have other prompts .* Check model\.path and the task"
+    ):
+        open_source(config, display)
 
 
 @pytest.mark.parametrize(

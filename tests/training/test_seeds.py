@@ -169,9 +169,21 @@ def test_a_folder_without_a_usable_seed_is_refused(taught: Path, tmp_path: Path)
     (tmp_path / "prompt.txt").write_text("Do this: {instruction}")
     other = f"--model.prompt={tmp_path}/prompt.txt"
     assert (
-        "no usable success among its 4 episodes of the training tasks. 3 episodes are left out: their "
-        "prompts or tokens are not those of this run"
+        f"{taught}: 4 of its 4 episodes have other prompts or tokens than this run. Its recipe has "
+        'model.prompt = "auto": set the same, or collect again'
     ) in refused(seeded(tmp_path, taught, [A], other))
+
+
+def test_seeds_with_other_later_prompts_are_refused(tmp_path: Path) -> None:
+    """Two steps: with one screenshot at a time, the second prompt has no room for the first one."""
+    Scripted.play({A: [1, 1]})
+    config = small_config(tmp_path, [A], "--rollout.max_steps=2", "--rollout.max_images=1")
+    assert run_collection(config) == 0
+    folder = Path(config.run.dir)
+    message = "2 of its 2 episodes have other prompts or tokens than this run. Its recipe has rollout.max_"
+    assert message in refused(seeded(tmp_path / "seeded", folder, [A], "--rollout.max_images=2"))
+    source = ("--train.method=sft", f"--offline.source={folder}", "--rollout.max_images=2")
+    assert message in refused(small_config(tmp_path / "seeded", [A], *source))
 
 
 def test_seeds_of_another_text_of_the_task_are_left_out_and_counted(
@@ -184,7 +196,7 @@ def test_seeds_of_another_text_of_the_task_are_left_out_and_counted(
     tasks.write_text(json.dumps([{**a, "instruction": "Do nothing"}, c]), "utf-8")
     assert run_training(config) == 0
     said = capsys.readouterr().out
-    assert f"{taught}: 3 episodes are left out: their prompts or tokens are not those of this run" in said
+    assert f"{taught}: 4 episodes are left out: their prompts or tokens are not those of this run" in said
     assert f"replay starts with 1 seed of 1 task, from {taught}" in said
     seeded_groups = sum(batch["seeded"] for batch in lines(config, "metrics.jsonl")[1:])
     assert re.search(rf"of these by a seed +{seeded_groups} *$", said, re.MULTILINE)

@@ -60,15 +60,7 @@ class Agent:
     )
 
     def begin(self, instruction: str, settings: RolloutConfig) -> Conversation:
-        """The conversation about a task, before its first screenshot."""
-        history = self.dialect.history if settings.history == "auto" else History(settings.history)
-        return Conversation(
-            template=self.template,
-            instruction=instruction,
-            max_images=settings.max_images,
-            history=history,
-            summary=self.dialect.summary,
-        )
+        return begin(self.template, self.dialect, instruction, settings)
 
     def parse(self, text: str, screenshot: Screenshot, seen: Screenshot | None = None) -> tuple[Action, ...]:
         """The actions of an answer to this screenshot, in its pixels. Raises ParseError.
@@ -82,6 +74,19 @@ class Agent:
     def write(self, actions: Sequence[Action], thought: str, screenshot: Screenshot) -> str:
         """The answer to this screenshot with these actions, in its pixels. Raises ParseError."""
         return self.dialect.answer(actions, thought, self.renderer.model_size(screenshot), screenshot.size)
+
+
+def begin(
+    template: PromptTemplate, dialect: Dialect, instruction: str, settings: RolloutConfig
+) -> Conversation:
+    """The conversation about a task, before its first screenshot."""
+    return Conversation(
+        template=template,
+        instruction=instruction,
+        max_images=settings.max_images,
+        history=dialect.history if settings.history == "auto" else History(settings.history),
+        summary=dialect.summary,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

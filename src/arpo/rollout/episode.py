@@ -93,13 +93,14 @@ async def _play(playing: Playing) -> Trajectory:
         )
         try:
             with measure("engine"):
-                asked = await _ask(agent, conversation, sequence, playing.episode_id, sampling, settings)
+                asked, completion = await _ask(
+                    agent, conversation, sequence, playing.episode_id, sampling, settings
+                )
         except ContextTooLong as limit:
             if not turns:
                 raise PromptTooLong(limit.where, limit.message) from limit
             stop = StopReason.MAX_STEPS
             break
-        completion = asked.completion
         conversation = asked.conversation.answer(completion)
         sequence = joined(asked.sequence, Rendered(token_ids=completion.token_ids, images=()))
 
@@ -152,15 +153,48 @@ def _once_each(on_screenshot: OnScreenshot) -> Callable[[Screenshot], None]:
     return look
 
 
+def repeats_prompts(
+    trajectory: Trajectory, conversation: Conversation, renderer: PromptRenderer, settings: RolloutConfig
+) -> bool:
+    """Whether the built-in loop would ask for each answer of a stored episode with the same prompt.
+
+    `conversation` is that of the task, before its first screenshot.
+    """
+    sequence = Rendered(token_ids=(), images=())
+    for turn in trajectory.turns:
+        asked = _question(renderer, conversation.look(turn.screenshot), sequence)
+        needed = len(asked.sequence.token_ids) + settings.max_answer_tokens
+        while needed > settings.max_context_tokens and (folded := asked.conversation.folded()):
+            asked = _question(renderer, folded, sequence)
+            needed = len(asked.sequence.token_ids) + settings.max_answer_tokens
+        stored = Rendered(token_ids=turn.context, images=turn.images)
+        if turn.after or (turn.restart, stored) != (asked.restart, asked.context):
+            return False
+        conversation = asked.conversation.answer(turn.completion)
+        sequence = joined(asked.sequence, Rendered(token_ids=turn.completion.token_ids, images=()))
+    return True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """One answer: the conversation it answers, its prompt tokens since the last answer, and all of them."""
+class _Question:
+    """A prompt: its conversation, its tokens since the last answer, and all of them."""
 
     conversation: Conversation
     restart: bool
     context: Rendered
     sequence: Rendered
-    completion: Completion
+
+
+def _question(renderer: PromptRenderer, conversation: Conversation, sequence: Rendered) -> _Question:
+    """The prompt about the newest screenshot. `sequence` has the tokens up to the last answer."""
+    restart = conversation.slid or not conversation.answers
+    context = _context(renderer, conversation, restart)
+    return _Question(
+        conversation=conversation,
+        restart=restart,
+        context=context,
+        sequence=context if restart else joined(sequence, context),
+    )
 
 
 async def _ask(
@@ -170,34 +204,24 @@ async def _ask(
     episode_id: str,
     sampling: Sampling,
     settings: RolloutConfig,
-) -> _Asked:
+) -> tuple[_Question, Completion]:
     """Sample one answer. Folds too long a prompt; raises ContextTooLong if it stays too long."""
     while True:
-        restart = conversation.slid or not conversation.answers
-        context = _context(agent.renderer, conversation, restart)
-        asked = context if restart else joined(sequence, context)
+        asked = _question(agent.renderer, conversation, sequence)
         prompt = Prompt(
             episode_id=episode_id,
-            token_ids=asked.token_ids,
-            images=asked.images,
+            token_ids=asked.sequence.token_ids,
+            images=asked.sequence.images,
             messages=conversation.messages(),
             instruction=conversation.instruction,
         )
         try:
-            completion = await sample_answer(agent, prompt, sampling, settings)
+            return asked, await sample_answer(agent, prompt, sampling, settings)
         except ContextTooLong:
             folded = conversation.folded()
             if folded is None:
                 raise
             conversation = folded
-        else:
-            return _Asked(
-                conversation=conversation,
-                restart=restart,
-                context=context,
-                sequence=asked,
-                completion=completion,
-            )
 
 
 def _context(renderer: PromptRenderer, conversation: Conversation, restart: bool) -> Rendered:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import chain, pairwise
+from itertools import chain, dropwhile, pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,13 +21,17 @@ from arpo.algorithms.preference_losses import TrajectoryLoss
 from arpo.algorithms.rewards import is_example
 from arpo.algorithms.schedules import decay
 from arpo.config import Config
+from arpo.config.recipe import changed, format_value, load_recorded, value
 from arpo.errors import UserError, closed_on_error
 from arpo.learner.base import Metrics
 from arpo.models.loading import load_renderer
 from arpo.prompts.rendering import Renderer
 from arpo.reporting.display import Display
+from arpo.rollout.agent import begin
+from arpo.rollout.episode import repeats_prompts
+from arpo.rollout.player import open_dialect, open_template
 from arpo.storage.codec import StoredEpisode, is_training_episode
-from arpo.storage.run_folder import NO_SCREENSHOTS, RunFolder, RunFolderReader
+from arpo.storage.run_folder import NO_SCREENSHOTS, RECIPE, RunFolder, RunFolderReader
 from arpo.tasks.sets import load_sets
 from arpo.tasks.sources import TaskIndex
 from arpo.training.checkpoints import Progress, State, images_fit, load_checked
@@ -37,6 +41,18 @@ from arpo.types import Trajectory
 
 OTHER_TASKS = "they belong to other tasks"
 NO_TOKENS = "they have answers without tokens, like those of a chat server"
+OTHER_PROMPTS = "their prompts or tokens are not those of this run (another text of the task, for example)"
+# Settings that prompts depend on. Not model.path: another model may have the same prompts and tokens.
+OF_PROMPTS = (
+    "model.dialect",
+    "model.prompt",
+    "model.min_pixels",
+    "model.max_pixels",
+    "rollout.max_images",
+    "rollout.history",
+    "rollout.max_context_tokens",
+    "rollout.max_answer_tokens",
+)
 # Metrics of the online surrogate and of freshly sampled tokens: meaningless for stored episodes.
 ONLINE_METRICS = {
     "loss",
@@ -195,40 +211,41 @@ def open_source(config: Config, display: Display) -> tuple[Source, OfflineMethod
             f"{folder}: no {method.needs} among its {source.played} episodes of the training tasks, so "
             f"{config.train.method} has nothing to learn. Collect more episodes, or screen the tasks first"
         )
-    name = next(iter(source.successes.values()))[0]
-    if not answers_fit(source.reader.load_outline(name), load_renderer(config.model)):
-        raise UserError(
-            f"{folder}: its episodes were sampled with other model settings (model.path, "
-            "model.min_pixels, model.max_pixels). Collect with the same model settings"
-        )
     return source, method
 
 
 def read_source(config: Config, reader: RunFolderReader, display: Display) -> Source:
-    """Sort the episodes by task and outcome, and report those left out."""
+    """Sort the episodes by task and outcome, and report those left out.
+
+    Raises UserError if this run has other prompts, because of its settings or for all episodes.
+    """
     tasks = TaskIndex(load_sets(config)["train"])
-    threshold = config.replay.threshold
     counts: Counter[str] = Counter()
-    successes: dict[str, list[str]] = {}
-    failures: dict[str, list[str]] = {}
+    found: dict[str, list[StoredEpisode]] = {}
     for episode in reader.episodes():
         if is_training_episode(episode.episode_id):
             obstacle = _obstacle(episode, tasks, reader)
             counts[obstacle] += 1
             if not obstacle:
-                known = episode.score if episode.evaluated is None else min(episode.score, episode.evaluated)
-                success = is_example(known, episode.malformed, threshold)  # for a judge and the evaluator
-                outcomes = successes if success else failures
-                outcomes.setdefault(episode.task_id, []).append(episode.episode_id)
+                found.setdefault(episode.task_id, []).append(episode)
     played = counts.total() - counts[OTHER_TASKS]
     if not played:
         raise UserError(
             f"{reader.folder}: none of its {counts.total()} episodes belongs to tasks.train "
             f"({config.tasks.train}). Collect with the same tasks"
         )
-    for why in (OTHER_TASKS, NO_TOKENS, NO_SCREENSHOTS):
+    usable = _with_same_prompts(config, found, tasks, reader) if found else []
+    counts[OTHER_PROMPTS] = counts[""] - len(usable)
+    for why in (OTHER_TASKS, NO_TOKENS, NO_SCREENSHOTS, OTHER_PROMPTS):
         if counts[why]:
             display.note(f"{reader.folder}: {counts[why]} episodes are left out: {why}")
+    successes: dict[str, list[str]] = {}
+    failures: dict[str, list[str]] = {}
+    for episode in usable:
+        known = episode.score if episode.evaluated is None else min(episode.score, episode.evaluated)
+        success = is_example(known, episode.malformed, config.replay.threshold)  # for judge and evaluator
+        outcomes = successes if success else failures
+        outcomes.setdefault(episode.task_id, []).append(episode.episode_id)
     return Source(
         reader=reader,
         played=played,
@@ -239,6 +256,54 @@ def read_source(config: Config, reader: RunFolderReader, display: Display) -> So
         successes=_in_order(successes),
         failures=_in_order(failures),
     )
+
+
+def _with_same_prompts(
+    config: Config, found: Mapping[str, Sequence[StoredEpisode]], tasks: TaskIndex, reader: RunFolderReader
+) -> list[StoredEpisode]:
+    """The episodes, given by task, whose prompts and tokens are those of this run.
+
+    One recipe has collected them all. So the shorter episodes of a task fit if a longer one does.
+    """
+    differs = _open_check(config, tasks, reader)
+    usable: list[StoredEpisode] = []
+    for episodes in found.values():
+        usable += dropwhile(differs, sorted(episodes, key=lambda one: one.steps, reverse=True))
+    total = sum(map(len, found.values()))
+    others = _other_settings(reader.folder / RECIPE, config) if len(usable) < total else ""
+    if others or not usable:
+        remedy = f"Its recipe has {others}: set the same" if others else "Check model.path and the task texts"
+        raise UserError(
+            f"{reader.folder}: {total - len(usable)} of its {total} episodes have other prompts or tokens "
+            f"than this run. {remedy}, or collect again"
+        )
+    return usable
+
+
+def _open_check(config: Config, tasks: TaskIndex, reader: RunFolderReader) -> Callable[[StoredEpisode], bool]:
+    """A function that tells whether an episode has other prompts or tokens than this run would give it.
+
+    An agent program writes prompts of its own, which are not compared.
+    """
+    renderer, dialect, template = load_renderer(config.model), open_dialect(config), open_template(config)
+
+    def differs(episode: StoredEpisode) -> bool:
+        outline = reader.load_outline(episode.episode_id)
+        instruction = outline.instruction or tasks[outline.task_id].instruction
+        begun = begin(template, dialect, instruction, config.rollout)
+        same = bool(config.rollout.agent) or repeats_prompts(outline, begun, renderer, config.rollout)
+        return not (same and _answers_fit(outline, renderer))
+
+    return differs
+
+
+def _other_settings(recipe: Path, config: Config) -> str:
+    """The settings of prompts in a recipe that differ from those of this run; "" without a recipe."""
+    if not recipe.is_file():
+        return ""
+    recorded, _ = load_recorded(recipe)
+    others = [name for name in changed(recorded, config) if name in OF_PROMPTS]
+    return ", ".join(f"{name} = {format_value(value(recorded, name))}" for name in others)
 
 
 def _obstacle(episode: StoredEpisode, tasks: TaskIndex, reader: RunFolderReader) -> str:
@@ -254,7 +319,7 @@ def _in_order(names: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
     return {task: sorted(names[task]) for task in sorted(names)}
 
 
-def answers_fit(trajectory: Trajectory, renderer: Renderer) -> bool:
+def _answers_fit(trajectory: Trajectory, renderer: Renderer) -> bool:
     """Whether tokenizer and image size are those of the renderer: otherwise tokens have another meaning."""
     return all(
         renderer.decode(turn.completion.token_ids) == turn.completion.text and images_fit(turn, renderer)

@@ -14,18 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
-from arpo.config import Config, RolloutConfig
+from arpo.config import Config
 from arpo.errors import UserError
 from arpo.reporting.display import Display, count_noun
-from arpo.rollout.player import Player
 from arpo.storage.codec import SEED
 from arpo.storage.run_folder import RunFolderReader
-from arpo.tasks.sources import TaskIndex
-from arpo.training.offline import Source, answers_fit, read_source
+from arpo.training.offline import Source, read_source
 from arpo.training.run import Run
 from arpo.types import Trajectory
-
-OTHER_PROMPTS = "their prompts or tokens are not those of this run (settings of model, text of the task)"
 
 
 def open_seeds(config: Config, display: Display) -> Source:
@@ -37,37 +33,25 @@ def open_seeds(config: Config, display: Display) -> Source:
     reader.close_after_last_use()
     source = read_source(config, reader, display)
     if not source.successes:
-        raise _nothing(source)
+        raise UserError(
+            f"replay.seeds: {folder}: no usable success among its {source.played} episodes of the training "
+            "tasks. Collect with the settings of this run"
+        )
     return source
 
 
 def copy_seeds(run: Run, source: Source) -> Iterator[Trajectory]:
-    """Store at most replay.capacity successes of each training task in the run folder, and yield them.
-
-    Raises UserError if the prompts of all are others than those of this run.
-    """
-    config, reader, tasks = run.config, source.reader, TaskIndex(run.sets["train"])
-    unfit = seeds = seeded = 0
-    for task_id, names in source.successes.items():
-        text = tasks[task_id].instruction
-        usable = [
-            name for name in names if _fits(reader.load_outline(name), text, run.player, config.rollout)
-        ]
-        unfit += len(names) - len(usable)
-        for name in usable[: config.replay.capacity]:
-            seed = _as_seed(reader.load_trajectory(name))
+    """Store at most replay.capacity successes of each training task in the run folder, and yield them."""
+    config, seeds = run.config, 0
+    for names in source.successes.values():
+        for name in names[: config.replay.capacity]:
+            seed = _as_seed(source.reader.load_trajectory(name))
             run.store.add_trajectory(seed)
             yield seed
             seeds += 1
-        seeded += bool(usable)
-    left_out = f"{unfit} episodes are left out: {OTHER_PROMPTS}"
-    if not seeds:
-        raise _nothing(source, f"{left_out}. ")
-    if unfit:
-        run.display.note(f"{reader.folder}: {left_out}")
-    counts = f"{count_noun(seeds, 'seed')} of {count_noun(seeded, 'task')}"
+    counts = f"{count_noun(seeds, 'seed')} of {count_noun(len(source.successes), 'task')}"
     use = "replay starts with" if config.replay.enabled else "loss.teacher uses"
-    run.display.note(f"{use} {counts}, from {reader.folder}")
+    run.display.note(f"{use} {counts}, from {source.reader.folder}")
 
 
 def copied_seeds(store: RunFolderReader) -> list[str]:
@@ -83,29 +67,9 @@ def draw_seeds(names: Sequence[str], count: int, seed: int, batch: int, update: 
     return Random(f"teacher/{seed}/{batch}/{update}").sample(names, min(count, len(names)))
 
 
-def _nothing(source: Source, reason: str = "") -> UserError:
-    return UserError(
-        f"replay.seeds: {source.reader.folder}: no usable success among its {source.played} episodes of the "
-        f"training tasks. {reason}Collect with the settings of this run"
-    )
-
-
 def _as_seed(trajectory: Trajectory) -> Trajectory:
     turns = tuple(
         replace(turn, completion=replace(turn.completion, logprobs=(), versions=()))
         for turn in trajectory.turns
     )
     return replace(trajectory, episode_id=f"{SEED}-{trajectory.episode_id}", turns=turns)
-
-
-def _fits(outline: Trajectory, instruction: str, player: Player, settings: RolloutConfig) -> bool:
-    """Whether this run would ask the same first question in the same tokens.
-
-    `instruction` is that of the task, unless the environment gave its own. An agent program writes prompts of
-    its own, which are not compared.
-    """
-    agent, first = player.scheduler.agent, outline.turns[0]
-    asked = agent.begin(outline.instruction or instruction, settings).look(first.screenshot)
-    if agent.program is None and first.context != agent.renderer.render(asked.messages()).token_ids:
-        return False
-    return answers_fit(outline, player.token_renderer)

@@ -179,6 +179,14 @@ def test_a_program_that_answers_itself_may_correct_an_answer(tmp_path):
     assert (taught.stop, taught.turns[0].actions) == (StopReason.FINISHED, (Finished(),))
 
 
+@pytest.mark.parametrize("end", ["", "; sys.exit(1)"])
+def test_a_program_whose_answer_does_not_parse_fails_with_its_beginning(tmp_path, end):
+    message = r"the answer does not parse \(the answer contains no 'Action:'\): 'I click on( it){63} '\. "
+    with pytest.raises(AgentError, match=message) as caught:
+        teach(tmp_path, f"step(answer='I click on' + 99 * ' it'){end}", max_answer_tokens=999)
+    assert "never asked the model" not in str(caught.value)
+
+
 def test_a_program_that_answers_itself_ends_at_the_length_of_the_context(tmp_path):
     program = f"""
         while "code" not in str(step(answer={WAIT!r})): pass

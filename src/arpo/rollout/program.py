@@ -53,6 +53,7 @@ EXIT_SECONDS = 5.0  # for a program to exit after the end of its episode
 GRACE_SECONDS = 1.0  # after SIGTERM
 TICK_SECONDS = 1.0  # between two checks of a running program
 MAX_LOG_BYTES = 1 << 20  # of one episode; a longer log loses its beginning
+SHOWN_CHARACTERS = 200  # of an answer that does not parse
 MAX_LOGS = 100  # files of programs that have ended; the newest stay
 # Actions of desktop-env's agents without code.
 _WORDS = {
@@ -214,6 +215,7 @@ class _Episode:
                 body = self._written(body)
                 text = body.get("answer")
                 if isinstance(text, str) and (error := self._record_own(text, self._agent.student)):
+                    self.refused(f"the answer does not parse ({error}): {text[:SHOWN_CHARACTERS]!r}")
                     return {"finished": False, "error": error}
             self._current = self._turn_of(body)
             actions, error = self._actions(body)
@@ -358,7 +360,9 @@ class _Episode:
         async with self._lock:  # a call may have begun before the end
             self._show_turns()
         if not self._turns:
-            raise AgentError("agent", f"the program never asked the model. {self._refusal}{_output(child)}")
+            taught = self._agent.student is not None and self._refusal
+            fault = "the program gave no usable answer" if taught else "the program never asked the model"
+            raise AgentError("agent", f"{fault}. {self._refusal}{_output(child)}")
         return stop
 
     def _require_calls(self, child: Child, program: AgentProgram) -> None:
@@ -368,9 +372,8 @@ class _Episode:
         if not self._working and not self._ended.done() and idle > limit:
             setting = "env.step_seconds" if self._called else "env.start_seconds"
             lacking = "got no answer and took no step" if self._called else "made no call"
-            raise AgentError(
-                "agent", f"the program {lacking} for {limit:g} s (limit: {setting}). {_output(child)}"
-            )
+            fault = f"the program {lacking} for {limit:g} s (limit: {setting}). {self._refusal}"
+            raise AgentError("agent", fault + _output(child))
 
     def _stop_of(self, child: Child, code: int) -> StopReason:
         """Why the episode ended, after the program has exited."""

@@ -24,7 +24,7 @@ from arpo.config import Config, EnvConfig, RolloutConfig, TasksConfig
 from arpo.storage.run_folder import RunFolder
 from arpo.viewer.export import index_all
 from arpo.viewer.library import Library
-from verdicts import HELDOUT, A, Scripted, select
+from verdicts import HELDOUT, A, Scripted, select, small_config, without_evaluator
 from viewed_runs import make_run, played
 
 LONG = "pool-300"  # more than two steps
@@ -57,6 +57,17 @@ def test_it_prints_each_step_and_the_score(words, tmp_path, capsys):
     with Image.open(tmp_path / "steps" / "step-001.png") as drawing:
         distances = np.abs(np.array(drawing, dtype=int) - (0xF0, 0x44, 0x2E)).max(axis=-1)
     assert distances.min() < 16  # the mark of the click; its edges are smooth
+
+
+def test_a_task_without_an_evaluator_has_no_score(tmp_path, capsys):
+    config = small_config(tmp_path, [A])
+    without_evaluator(tmp_path, A)
+    words = ["--tasks.train", config.tasks.train, "--tasks.heldout", "", "--env.name", "verdicts:Scripted"]
+    assert (
+        main(["play", A, *words, "--env.partial", "0", "--rollout.max_steps", "1", "--run.threads", "1"]) == 0
+    )
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-2] == "no score (the task has no evaluator): ran out of steps (1)"
 
 
 @pytest.mark.slow

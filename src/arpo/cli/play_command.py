@@ -206,11 +206,12 @@ def _describe_result(episode: Episode, task: Task, config: Config) -> str:
 
     reason, detail = describe_end(
         episode.outcome,
-        solved=episode.score >= config.replay.threshold,
+        solved=episode.score >= config.replay.threshold if task.has_evaluator else None,
         infeasible=task.evaluator.get("func") == "infeasible",
         limits=config.rollout,
     )
-    return printable(f"score {episode.score:g}: {reason}" + (f" ({detail})" if detail else ""))
+    score = f"score {episode.score:g}" if task.has_evaluator else "no score (the task has no evaluator)"
+    return printable(f"{score}: {reason}" + (f" ({detail})" if detail else ""))
 
 
 COMMAND = Command(

@@ -12,11 +12,11 @@ from arpo.viewer.pages.episode import describe_end
 LIMITS = RolloutConfig(max_steps=15, max_answer_tokens=2048, max_context_tokens=65536)
 
 
-def described(stop, *, score=0.0, infeasible=False, steps=15, error="", limits=LIMITS):
+def described(stop, *, score: float | None = 0.0, infeasible=False, steps=15, error="", limits=LIMITS):
     episode = StoredEpisode(
         episode_id="e",
         task_id="t",
-        score=score,
+        score=score or 0.0,
         malformed=stop in (StopReason.PARSE_ERROR, StopReason.LENGTH),
         stop=stop,
         steps=steps,
@@ -25,7 +25,8 @@ def described(stop, *, score=0.0, infeasible=False, steps=15, error="", limits=L
         has_tokens=True,
         screenshots=(),
     )
-    reason, detail = describe_end(episode, solved=score >= 0.5, infeasible=infeasible, limits=limits)
+    solved = None if score is None else score >= 0.5
+    reason, detail = describe_end(episode, solved=solved, infeasible=infeasible, limits=limits)
     return f"{reason}: {detail}" if detail else reason
 
 
@@ -61,6 +62,11 @@ def test_an_infeasible_task_asks_for_error_env():
     assert wrong == (
         "the model called finished(), but the task is infeasible: error_env() is the right answer"
     )
+
+
+def test_without_an_evaluator_nobody_knows_whether_it_was_solved():
+    assert described(StopReason.FINISHED, score=None) == "the model called finished()"
+    assert described(StopReason.FAIL, score=None) == "judged infeasible: the model called error_env()"
 
 
 def test_a_full_context_is_not_called_a_step_limit():

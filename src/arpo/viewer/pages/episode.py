@@ -100,17 +100,20 @@ def _neighbours(source: Source, name: str) -> dict[str, str | None]:
 
 
 def describe_end(
-    episode: Episode | StoredEpisode, *, solved: bool, infeasible: bool, limits: RolloutConfig
+    episode: Episode | StoredEpisode, *, solved: bool | None, infeasible: bool, limits: RolloutConfig
 ) -> tuple[str, str]:
     """Reason and detail, for example ("the answer was not in the action language", "no Action: line").
 
-    `infeasible`: the right answer to the task is error_env(). The detail may be empty.
+    `solved` is None if the task has no evaluator. `infeasible`: the right answer to the task is error_env().
+    The detail may be empty.
     """
     ending = _ending(episode, limits)
     detail = episode.error if episode.stop == StopReason.PARSE_ERROR else ""
     if episode.stop == StopReason.FAIL:
-        judged = "correctly" if solved else "wrongly"
-        return f"{judged} judged infeasible: the model called error_env()", ""
+        judged = "" if solved is None else "correctly " if solved else "wrongly "
+        return f"{judged}judged infeasible: the model called error_env()", ""
+    if solved is None:
+        return ending, detail
     if solved:
         return f"solved: {ending}", detail
     if infeasible and not episode.malformed:

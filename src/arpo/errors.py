@@ -82,6 +82,10 @@ class NotInTokens(EngineError):
     """The tokenizer of model.path cannot represent the answer of a teacher. The episode cannot be stored."""
 
 
+class RequestRefused(EngineError):
+    """The server refused a request because of its content, and would refuse it again."""
+
+
 class AgentError(ArpoFault):
     """The agent program of the user (rollout.agent) failed, hung, or never asked the model."""
 

@@ -1,4 +1,4 @@
-"""Connections to servers are reused, but not for so long that the server may close them meanwhile."""
+"""Connections to servers are reused, but not for so long that the server may close them. Kinds of refusals."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 from aiohttp import web
 
 from arpo.engines import http_exchange
-from arpo.engines.http_exchange import HttpExchange
+from arpo.engines.http_exchange import HttpExchange, refusal
+from arpo.errors import EngineError, RequestRefused
 from arpo.http_server import Connections, bind, connection_limit, listening
 
 
@@ -36,3 +37,20 @@ def test_an_idle_connection_is_not_used_again(
 
     asyncio.run(run())
     assert len(callers) == connections
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "kind"),
+    [
+        (400, "The response was filtered", RequestRefused),
+        (413, "", RequestRefused),
+        (400, "Your credit balance is too low", EngineError),
+        (400, "API key expired", EngineError),
+        (401, "The response was filtered", EngineError),
+        (404, "no such model", EngineError),
+    ],
+)
+def test_a_refusal_because_of_the_content_differs_from_others(
+    status: int, text: str, kind: type[EngineError]
+) -> None:
+    assert refusal(status, text) is kind

@@ -298,10 +298,57 @@ def test_episodes_that_the_engine_failed_are_played_by_the_next_call(
             tmp_path, [A], "--train.epochs=2", "--env.parallel=1", "--engine.name=openai", *settings
         )
         assert run_collection(config) == 1
-        assert "2 episodes could not be played because of the engine: run the same" in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert (
+            "missing because of the engine: 2 episodes (collect-1-0, collect-2-0), most often generate: "
+            in said
+        )
+        assert "status 400: out of credit. Run the same command again" in said
         assert lines(config, "failures.jsonl") == []
         assert run_collection(config) == 0
     assert len(lines(config, "trajectories.jsonl")) == 4
+
+
+def test_episodes_that_the_server_refuses_for_good_are_not_played_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second batch has two episodes, and both are refused."""
+
+    async def answer(request: web.Request, body: dict[str, Any], number: int) -> web.StreamResponse:
+        if number in (4, 5):
+            return refuses(400, "a picture is not allowed")
+        return says("Thought: x\nAction: wait()")
+
+    Scripted.play({A: [1, 1, 1, 1]})
+    with serving(answer) as server:
+        settings = (f"--server.endpoints={server.url}", f"--server.model={MODEL}", "--env.attempts=1")
+        config = small_config(
+            tmp_path, [A], "--train.epochs=3", "--env.parallel=1", "--engine.name=openai", *settings
+        )
+        assert run_collection(config) == 0
+        assert "2 episodes failed, most often generate: " in capsys.readouterr().out
+        assert [line["episode_id"] for line in lines(config, "failures.jsonl")] == [
+            "collect-4-0",
+            "collect-5-0",
+        ]
+        assert run_collection(config) == 0
+        assert len(server.requests) == 6
+        assert "status 400: a picture is not allowed. See" in capsys.readouterr().out
+        (Path(config.run.dir) / "failures.jsonl").unlink()
+        assert run_collection(config) == 0
+    assert len(lines(config, "trajectories.jsonl")) == 6
+
+
+def test_a_server_that_refuses_everything_is_a_mistake_of_the_settings(tmp_path: Path) -> None:
+    async def answer(request: web.Request, body: dict[str, Any], number: int) -> web.StreamResponse:
+        return refuses(400, "this model reads no pictures")
+
+    with serving(answer) as server:
+        settings = (f"--server.endpoints={server.url}", f"--server.model={MODEL}", "--engine.name=openai")
+        config = small_config(tmp_path, [A], "--train.epochs=3", "--env.attempts=1", *settings)
+        with pytest.raises(UserError, match=r"all 4 episodes failed.*this model reads no pictures"):
+            run_collection(config)
+    assert lines(config, "failures.jsonl") == []
 
 
 def test_a_collection_needs_evaluators(tmp_path: Path) -> None:

@@ -12,12 +12,14 @@ from typing import Any
 
 import aiohttp
 
-from arpo.errors import UserError, printable
+from arpo.errors import EngineError, RequestRefused, UserError, printable
 
 CONNECT_SECONDS = 10.0
 IDLE_SECONDS = 2.0  # then a connection is closed: vLLM closes it after 5 s, maybe while a request is sent
 _MAX_ERROR_BYTES = 10_000  # of an error; the rest is not read
 _MAX_LINE = 300  # characters of a server's text in a message
+_OF_CONTENT = (400, 413, 422)  # status codes; the user can correct the cause of others, such as 401
+_OF_ACCOUNT = re.compile(r"credit|quota|billing|balance|account|api.?key", re.IGNORECASE)
 
 
 class TransientError(Exception):
@@ -127,6 +129,11 @@ def endpoints(text: str, key: str, path: str, route: str = "") -> tuple[str, ...
     if not found:
         raise UserError(f"{key}: is empty. Name a server, for example http://127.0.0.1:8000{path}")
     return tuple(found)
+
+
+def refusal(status: int, text: str) -> type[EngineError]:
+    """The kind of error of a response that is worth no retry. Some servers answer 400 to an empty account."""
+    return RequestRefused if status in _OF_CONTENT and not _OF_ACCOUNT.search(text) else EngineError
 
 
 def parse_json(text: str) -> Any:

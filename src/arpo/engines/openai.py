@@ -31,6 +31,7 @@ from arpo.engines.http_exchange import (
     first_line,
     one_line,
     parse_json,
+    refusal,
 )
 from arpo.engines.routing import Router
 from arpo.errors import ContextTooLong, EngineError, UserError
@@ -193,7 +194,7 @@ class OpenAIEngine:
             )
         if "skip_special_tokens" in text:
             detail += "; set --server.special_tokens false for this server"
-        raise EngineError("generate", detail, host=server.url)
+        raise refusal(status, text)("generate", detail, host=server.url)
 
     async def _models(self, server: _Server) -> list[str] | str:
         """The model names of a server, [] if it does not list them, or the error if it does not answer."""

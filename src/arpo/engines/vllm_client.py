@@ -20,7 +20,14 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from arpo.engines.http_exchange import HttpExchange, TransientError, first_line, one_line, parse_json
+from arpo.engines.http_exchange import (
+    HttpExchange,
+    TransientError,
+    first_line,
+    one_line,
+    parse_json,
+    refusal,
+)
 from arpo.errors import EngineError
 from arpo.prompts.rendering import Renderer
 from arpo.storage.published_weights import PublishedWeights
@@ -224,7 +231,7 @@ class VllmClient:
             detail = f"{self.url}: status {status}: {first_line(text)}"
             if status in _BUSY or status >= 500:
                 raise TransientError(detail)
-            raise EngineError("generate", detail, host=self.url)
+            raise refusal(status, text)("generate", detail, host=self.url)
         if len(self._known_images) > _MAX_KNOWN_IMAGES:
             self._known_images.clear()
         self._known_images |= names

@@ -10,11 +10,12 @@ from statistics import fmean
 from typing import Any
 
 from arpo.envs.pool import Quarantined
-from arpo.errors import PromptTooLong, UserError
+from arpo.errors import NotInTokens, PromptTooLong, RequestRefused, UserError
 from arpo.reporting.display import Display, count_noun, describe_failure
 from arpo.reporting.statistics import change_over_tasks
 from arpo.types import Failure, Group
 
+LASTING = (PromptTooLong, NotInTokens, RequestRefused)  # faults that another attempt would repeat
 OF_JUDGE = "judge"  # where: an episode without a verdict (reward.judge)
 
 
@@ -182,16 +183,20 @@ def describe_failures(groups: Sequence[Group]) -> str:
     return f"{count_noun(len(failures), 'episode')} failed. First failure: {describe_failure(failures[0])}"
 
 
-def report_failures(groups: Sequence[Group], display: Display, *, some_tasks: bool = False) -> None:
+def report_failures(
+    groups: Sequence[Group], display: Display, *, some_tasks: bool = False, answered: bool = False
+) -> None:
     """Show how many episodes failed, and the first reason. Raises AllFailed if all of them failed.
 
     Quarantined episodes were never tried, so a batch of them alone raises nothing. The same holds for tasks
-    whose prompt is too long if the groups are only `some_tasks` of the run: the others may fit.
+    whose prompt is too long if the groups are only `some_tasks` of the run: the others may fit. It holds for
+    all lasting faults if the engine has just `answered` in other episodes: settings and server are right.
     """
     message, failures = describe_failures(groups), [failure for group in groups for failure in group.failures]
     if not failures:
         return
-    unplayable = (Quarantined, PromptTooLong) if some_tasks else (Quarantined,)
+    lasting = LASTING if answered else (PromptTooLong,) if some_tasks else ()
+    unplayable = (Quarantined, *lasting)
     tried = any(not any(map(failure.ended_by, unplayable)) for failure in failures)
     if tried and not any(group.trajectories for group in groups):
         if failures[0].ended_by(PromptTooLong):

@@ -4,8 +4,9 @@ Teachers may play: a chat server (engine.name = "openai") or a person. Their ans
 model.path.
 
 It plays as many episodes as an online run of the same recipe. Each episode is stored when it ends, so an
-interrupted collection resumes with the missing ones. An episode that the environment failed is logged and not
-played again; one that the engine failed is missing.
+interrupted collection resumes with the missing ones. An episode that the environment failed, or that the
+server refuses because of its content, is logged and not played again. After another fault of the engine it is
+missing.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from arpo.algorithms.rewards import is_example
 from arpo.config import LEARNING, Config
 from arpo.config.changes import find_changes
 from arpo.engines.factory import TEXT_ONLY
-from arpo.errors import NotInTokens, PromptTooLong, UserError
+from arpo.errors import UserError
 from arpo.evaluation.evaluate import evaluate
-from arpo.evaluation.scoring import report_failures
+from arpo.evaluation.scoring import LASTING, report_failures
 from arpo.interrupts import run_interruptibly
 from arpo.models.hub import pin_model
 from arpo.reporting.display import Display, count_noun, note_cancel, open_display
@@ -33,8 +34,17 @@ from arpo.storage.files import RESTORE_OR_LEAVE
 from arpo.storage.run_folder import PACK, RunFolder
 from arpo.tasks.sets import require_evaluators, sets_of_run
 from arpo.training.checkpoints import check_recipe, note_changes
-from arpo.training.reporting import OF_ENGINE, CallLog, Timing, logged_seconds, report_failed_episodes
-from arpo.types import Task, Trajectory
+from arpo.training.reporting import (
+    OF_ENGINE,
+    CallLog,
+    Timing,
+    logged_seconds,
+    most_frequent,
+    report_failed_episodes,
+)
+from arpo.types import Failure, Task, Trajectory
+
+_SHOWN = 5  # missing episodes on the screen
 
 
 def run_collection(config: Config) -> int:
@@ -66,18 +76,21 @@ def run_collection(config: Config) -> int:
         note_changes(store, display, changes, batch, resumed=bool(ended))
         store.write_recipe(config)
         left = [number for name, number in numbers.items() if name not in ended]
+        missing: list[Failure] = []
         if left:
             with closing(open_player(config, teaching=True)) as player:
-                run_interruptibly(
+                missing = run_interruptibly(
                     _collect(player, config, tasks, left, len(numbers), store, display),
                     on_cancel=lambda: note_cancel(display),
                 )
         display.note(_describe(store, config.replay.threshold))
         code = report_failed_episodes(store, display)
-        if missing := len(numbers.keys() - _ended(store)):
+        if missing:
+            names = ", ".join(failure.episode_id for failure in missing[:_SHOWN])
+            more = ", …" if len(missing) > _SHOWN else ""
             display.note(
-                f"{count_noun(missing, 'episode')} could not be played because of the engine: run the same "
-                "command again"
+                f"missing because of the engine: {count_noun(len(missing), 'episode')} ({names}{more}), most "
+                f"often {most_frequent(missing)}. Run the same command again"
             )
         return 1 if missing else code
     finally:
@@ -101,8 +114,12 @@ async def _collect(
     total: int,
     store: RunFolder,
     display: Display,
-) -> None:
-    """Play the episodes with these numbers. Consecutive ones have the same task, group_size each."""
+) -> list[Failure]:
+    """Play the episodes with these numbers. Consecutive ones have the same task, group_size each.
+
+    Returns those that the engine failed: the next call may play them.
+    """
+    missing: list[Failure] = []
     player.scheduler.activity.report = CallLog(store, logged_seconds(store)).add_episode
     display.begin("collecting", total, total - len(left))
 
@@ -115,7 +132,7 @@ async def _collect(
             store.add_trajectory(outcome)
 
     # An online run holds one batch in memory; a collection does the same.
-    at_once, timing = _episodes_per_batch(config), Timing()
+    at_once, timing, answered = _episodes_per_batch(config), Timing(), False
     async with player.started(display) as scheduler:
         for start in range(0, len(left), at_once):
             numbers = left[start : start + at_once]
@@ -133,15 +150,19 @@ async def _collect(
                     on_screenshot=store.prepare,
                 )
             some_tasks = indices.keys() != {index_of(number) for number in left}
-            report_failures(groups, display, some_tasks=some_tasks)
+            report_failures(groups, display, some_tasks=some_tasks, answered=answered)
+            answered = any(group.trajectories for group in groups)
             for failure in (failure for group in groups for failure in group.failures):
-                if failure.where not in OF_ENGINE or any(map(failure.ended_by, (PromptTooLong, NotInTokens))):
-                    store.add_failure(failure)  # the others are played by the next call
+                if failure.where not in OF_ENGINE or any(map(failure.ended_by, LASTING)):
+                    store.add_failure(failure)
+                else:
+                    missing.append(failure)
             done = total - len(left) + min(start + at_once, len(left))
             step = -(-done // at_once)
             store.log_metrics(step, {"episodes": done})  # `arpo compare` reads it for its progress bar
             store.log_timing(step, timing.take(len(groups)))
             store.offsets()  # flushes the files
+    return missing
 
 
 def _ended(store: RunFolder) -> set[str]:

@@ -301,7 +301,7 @@ def report_failed_episodes(store: RunFolderReader, display: Display) -> int:
     failures = list(store.failures())
     if not failures:
         return 0
-    reason = f"most often {_most_frequent(failures)}"
+    reason = f"most often {most_frequent(failures)}"
     of_env = [failure for failure in failures if failure.where not in (*OF_ENGINE, OF_JUDGE)]
     unjudged = [failure for failure in failures if failure.where == OF_JUDGE]
     refused = [failure for failure in failures if _is_refused_score(failure)]
@@ -315,20 +315,20 @@ def report_failed_episodes(store: RunFolderReader, display: Display) -> int:
     if len(unjudged) > played:
         total = f"{len(unjudged)} of {len(unjudged) + played}"
         display.note(
-            f"most episodes have no verdict of the judge ({total}), most often {_most_frequent(unjudged)}. "
+            f"most episodes have no verdict of the judge ({total}), most often {most_frequent(unjudged)}. "
             "Try the judge with `arpo judge`, then start again in another --run.dir"
         )
         return 1
     if refused and len(refused) > (scored := _count_scored(store)):
         counts = f"evaluate() failed in {count_noun(len(refused), 'episode')}, {scored} scored above 0"
-        display.note(f"most successes were refused: {counts}, most often {_most_frequent(refused)}. {REMEDY}")
+        display.note(f"most successes were refused: {counts}, most often {most_frequent(refused)}. {REMEDY}")
         return 1
     path = store.folder / FAILURES
     display.note(f"{count_noun(len(failures), 'episode')} failed, {reason}. See {path}")
     return 0
 
 
-def _most_frequent(failures: Sequence[Failure]) -> str:
+def most_frequent(failures: Sequence[Failure]) -> str:
     """For example "step: KeyError: 'room' (my_env.py:14)"."""
     tried = [failure for failure in failures if not failure.ended_by(Quarantined)] or failures
     causes = Counter((one.where, one.message.partition("\n")[0][:300], one.place) for one in tried)

@@ -1,4 +1,4 @@
-"""Connections to servers are reused, but not for so long that the server may close them. Kinds of refusals."""
+"""Connections to servers are reused, but not for so long that the server may close them; refusals."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ UPDATES: dict[Literal["all", "language", "lora"], tuple[int, ...]] = {"all": (0,
 LEARNING_RATES = {"all": 1e-6, "lora": 1e-4}
 ANSWER_PARTS = 3  # of equal length, for gaps by position
 TRAINED = 2  # episodes of an update: each changes all weights
-CACHE_GIGABYTES = 8.0
+CACHE_GIGABYTES = 4.0
 # The answer of the probe is improbable to random weights, so rounding changes its log-probabilities more.
 PROBE_GAP = 5.0
 

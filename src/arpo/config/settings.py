@@ -404,7 +404,7 @@ class TrainConfig:
     engine_kl_alarm: float = remedy(
         0.0,
         "Alarm threshold of engine_kl, the KL divergence between engine and learner; 0: 2% of "
-        'engine_surprise, at most 0.02, and with model.dtype = "float32" 0.00001',
+        'engine_surprise, with model.dtype = "float32" 0.00001',
         low=0,
     )
     engine_kl_skip: bool = remedy(

@@ -290,25 +290,62 @@ def claims_of_longer_tasks() -> Iterator[str]:
     yield f"with 1,024 episodes, differs by {points(short)}, not significantly."
 
 
-def claims_of_dialects() -> Iterator[str]:
-    """`make train` in UI-TARS text and in tool calls, on four test sets and on all of their tasks."""
-    runs, sets = series("dialects.json"), [f"{tasks}_test" for tasks in (*SETS, "long")]
-    differences = []
-    titles = {
-        "desk_fresh": "UI-TARS text",
-        "tool_calls": "tool calls",
-        "tool_calls, last stage": "tool calls in the last stage",
-    }
+def claims_of_base_models() -> Iterator[str]:
+    """`make train` with the shipped model, in tool calls and with Qwen3.5, on all tasks of four test sets."""
+    runs, sets = series("base-models.json"), [f"{tasks}_test" for tasks in (*SETS, "long")]
+    every: dict[str, tuple[Scores, Scores]] = {}
+    titles = {"desk_fresh": "shipped", "tool_calls": "tool calls", "qwen3_5": "Qwen3.5"}
     for name, title in titles.items():
         first, last = ([find(name, tasks) for tasks in sets] for find in (runs.before, runs.after))
         yield row(title, *(f"{mean(one)} → {mean_sd(other)}" for one, other in zip(first, last, strict=True)))
-        differences.append([_all_tasks(first), _all_tasks(last)])
-    text, *calls = differences
-    (before, after), (_, short) = (
-        [difference(*pair) for pair in zip(one, text, strict=True)] for one in calls
-    )
+        every[name] = _all_tasks(first), _all_tasks(last)
+    before, after = _differences(every["tool_calls"], every["desk_fresh"])
     yield f"tool calls differ by {points(before)} before training and by {points(after)} after it"
-    yield f"only the last stage of pretraining was in tool calls, by {points(short)}"
+    old = series("dialects.json")
+    text, calls, short = (
+        [_all_tasks([find(name, tasks) for tasks in sets]) for find in (old.before, old.after)]
+        for name in ("desk_fresh", "tool_calls", "tool_calls, last stage")
+    )
+    nine, nine_short = (points(_differences(one, text)[1]) for one in (calls, short))
+    yield f"differed by {nine} and {nine_short}"
+    before, after = _differences(every["qwen3_5"], every["desk_fresh"])
+    yield f"Qwen3.5 differs by {points(before)} before training and by {points(after)} after it"
+
+
+def _differences(one: Sequence[Scores], other: Sequence[Scores]) -> list[MeanTest]:
+    return [difference(*pair) for pair in zip(one, other, strict=True)]
+
+
+def claims_of_seeds() -> Iterator[str]:
+    """Tasks that the base model never solved: each method, and its difference from ARPO."""
+    runs = series("seeds.json")
+    names = {
+        "grpo": "GRPO",
+        "arpo": "ARPO",
+        "seeded": "ARPO with seeds",
+        "sft": "SFT",
+        "sft_grpo": "SFT, then GRPO",
+    }
+    arpo = {tasks: runs.after("arpo", tasks) for tasks in PUBLISHED}
+    base = (mean_sd(runs.before("arpo", tasks)) for tasks in PUBLISHED)
+    yield row("base model", *_with_gaps(base))
+    found = {name: {tasks: runs.after(name, tasks) for tasks in PUBLISHED} for name in names}
+    tests = {
+        (name, tasks): difference(found[name][tasks], arpo[tasks])
+        for tasks in PUBLISHED
+        for name in names
+        if name != "arpo"
+    }
+    corrected = dict(zip(tests, holm([test.p for test in tests.values()]), strict=True))
+    for name, title in names.items():
+        cells = []
+        for tasks in PUBLISHED:
+            test = tests.get((name, tasks))
+            bold = test is not None and corrected[name, tasks] < 0.05
+            cells += [mean_sd(found[name][tasks]), points(test, bold=bold) if test else ""]
+        yield row(title, *cells)
+    p = number(corrected["seeded", "train"], ".2f")
+    yield f"Seeds add {points(tests['seeded', 'train'])} on the training tasks (p {p}, corrected for eight"
 
 
 def claims_of_web_pages() -> Iterator[str]:

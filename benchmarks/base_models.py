@@ -22,8 +22,8 @@ click then had nine tokens, one more than in UI-TARS text: the space between two
 stands in typed text. Now a click has eight in both. Prediction before the run with these tokens and
 `--last-stage`: the trained models differ by −1 (−4 to +2).
 
-Qwen3.5. Predictions: before training the models differ by −5 (−14 to +4), because it was pretrained for 60% of
-the updates; the gains of training differ by 0 (−6 to +6).
+Qwen3.5. Predictions: before training the models differ by −5 (−14 to +4), because it was pretrained for 60%
+of the updates; the gains of training differ by 0 (−6 to +6).
 """
 
 from __future__ import annotations

@@ -85,8 +85,8 @@ class Config:
         """Threshold of engine_kl at tokens with this mean of −log π: train.engine_kl_alarm, or its default.
 
         Rounding hardly changes the probability of a token that is almost certain. So the default of bfloat16
-        is in proportion to the surprise. Rounding gave at most 60% of it (a 7B model behind vLLM), and 1e-6 in
-        float32.
+        is in proportion to the surprise. Rounding gave at most 60% of it (a 7B model behind vLLM); in float32
+        it gives 1e-6.
         """
         rounding = 0.02 * surprise if self.model.dtype != "float32" else 0.0
         return self.train.engine_kl_alarm or max(1e-5, rounding)

@@ -227,7 +227,7 @@ def test_servers_that_fail_are_failures_that_name_them(
         words = command(server.url, tmp_path, [A, B], "--num-envs", "1")
         assert main(words) == 1
     (record,) = summary(tmp_path)["failures"]
-    assert (record["where"], record["kind"], record["task_id"]) == ("generate", "EngineError", B)
+    assert (record["where"], record["kind"], record["task_id"]) == ("generate", "RequestRefused", B)
     assert record["message"] == f"{server.url}: status 400: At most 1 image(s)"
 
 

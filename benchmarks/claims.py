@@ -403,6 +403,33 @@ def claims_of_judges() -> Iterator[str]:
     yield f"The difference is {points(difference(one, other))}"
 
 
+def claims_of_small_judge() -> Iterator[str]:
+    """A served judge: its verdicts against the evaluators, and training with it alone."""
+    for name, title in (("instances", "goals that it judged before"), ("families", "new goal families")):
+        verdicts = _load("small-judge.json")["matrix"][name]
+        yes, no = verdicts["success"], verdicts["failure"]
+        shares = (
+            yes["success"] / sum(yes.values()),
+            yes["success"] / (yes["success"] + no["success"]),
+            yes["failure"] / (yes["failure"] + no["failure"]),
+        )
+        total = sum(count for counts in verdicts.values() for count in counts.values())
+        missing = sum(verdicts["missing"].values()) / total
+        yield row(title, number(total), *(number(f"{100 * each:.0f}%") for each in (*shares, missing)))
+    runs = series("small-judge.json", "runs")
+    before = {tasks: runs.before("true", tasks) for tasks in PUBLISHED}
+    yield row("no training", *_with_gaps(map(mean_sd, before.values())))
+    gains = {}
+    for name, title in (("true", "evaluators alone"), ("served", "the judge alone")):
+        found = {tasks: runs.after(name, tasks) for tasks in PUBLISHED}
+        tests = {tasks: difference(found[tasks], before[tasks]) for tasks in PUBLISHED}
+        yield row(
+            title, *(cell for tasks in PUBLISHED for cell in (mean_sd(found[tasks]), points(tests[tasks])))
+        )
+        gains[name] = tests["train"].mean
+    yield f"So it keeps {number(100 * gains['served'] / gains['true'], '.0f')}% of the gain"
+
+
 def _all_tasks(sets: Sequence[Scores]) -> Scores:
     return {seed: [score for one in sets for score in one[seed]] for seed in sets[0]}
 

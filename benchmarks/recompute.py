@@ -47,6 +47,7 @@ PAGES = (
             of.claims_of_base_models,
             of.claims_of_web_pages,
             of.claims_of_judges,
+            of.claims_of_small_judge,
             of.claims_of_seeds,
             of.claims_of_earlier_models,
             of.claims_of_task_pool,

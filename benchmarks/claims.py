@@ -399,8 +399,11 @@ def claims_of_judges() -> Iterator[str]:
         yield row(title, *cells)
     alone, audited = (number(100 * gains[name] / gains["true"], ".0f") for name in ("raw", "corrected"))
     yield f"keeps {alone}% of the gain, with evaluators of every fourth task {audited}%"
-    one, other = (runs.after(name, "train") for name in ("corrected", "raw"))
-    yield f"The difference is {points(difference(one, other))}"
+    on_training, held_out = (
+        difference(*(runs.after(name, tasks) for name in ("corrected", "raw"))) for tasks in PUBLISHED
+    )
+    p = number(on_training.p, ".2f")
+    yield f"The difference is {points(on_training)}, p {p} alone, and {points(held_out)} on held-out tasks"
 
 
 def claims_of_small_judge() -> Iterator[str]:

@@ -26,7 +26,14 @@ HYBRID = ModelDimensions(
     vision_hidden=10,
     vision_intermediate=30,
     linear=LinearAttention(
-        layers=3, key_heads=1, value_heads=2, key_head=4, value_head=4, state_values=32, window_values=48
+        layers=3,
+        key_heads=1,
+        value_heads=2,
+        key_head=4,
+        value_head=4,
+        state_values=32,
+        window_values=48,
+        kernels=False,
     ),
 )
 

@@ -14,6 +14,7 @@ import torch
 from arpo.config import Config, ModelConfig, OptimConfig
 from arpo.config.recipe import load_config
 from arpo.errors import BadSetting, UserError
+from arpo.models.known_models import known_model
 from arpo.models.kv_cache import SlotCache
 from arpo.models.loading import load_model, read_config, resolve_model
 from arpo.models.lora import attach
@@ -32,6 +33,7 @@ from arpo.models.memory_plan import (
     layer_bytes,
     max_kept_activations,
     measure_dimensions,
+    model_info,
     plan_memory,
     pool_tokens,
     product_bytes,
@@ -156,6 +158,39 @@ def test_activations_of_linear_attention_are_as_large_as_planned(family: str) ->
     size = sum(tensor.untyped_storage().nbytes() for tensor in held.values())
     planned = layer_bytes(measure_dimensions(tiny_of(family), lora_rank=1), 4, 256)
     assert size <= planned < 1.02 * size
+
+
+def test_kernels_keep_what_was_measured_on_a_gpu() -> None:
+    """A layer of Qwen3.5-9B with flash-linear-attention 0.6, 32,768 tokens in bfloat16 on an H200.
+
+    It kept 299,851 bytes per token before norms and convolution were fused, and needed 349,003 in its
+    backward pass. What fused operations no longer keep is subtracted.
+    """
+    norms = 2 * (4 + 4) * 4096 - 2 * 4096  # two tensors in float32 each; now one input, besides the layer's
+    gated_norm = (3 * 4 + 2 * 2) * 4096 - 2 * 2 * 4096  # now hidden values and gate
+    convolution = 2 * 8192  # its output before SiLU
+    known = known_model("Qwen3.5-9B")
+    assert known is not None
+    dims = model_info(known.config, ModelConfig()).dims
+    assert dims.linear is not None
+    kernels = replace(dims, linear=replace(dims.linear, kernels=True))
+    planned = layer_bytes(kernels, 2, 32768) // 32768
+    assert planned == 177_152
+    assert 299_851 - norms - gated_norm - convolution == 176_971 <= planned
+    assert 2 * planned > 349_003  # the plan counts the layer twice while it is recomputed
+    assert layer_bytes(dims, 2, 32768) == 542_720 * 32768  # with torch's own operations
+
+
+def test_advice_names_the_kernels_that_need_less_memory() -> None:
+    known = known_model("Qwen3.5-9B")
+    assert known is not None
+    info = model_info(known.config, ModelConfig())
+    config = load_config("osworld_128", {"model.dtype": "bfloat16"})
+    without = advise(info, config, 140 * GIB)
+    assert without[-1] == "with flash-linear-attention installed, the current settings need 132.9 GiB"
+    assert info.dims.linear is not None
+    kernels = replace(info.dims, linear=replace(info.dims.linear, kernels=True))
+    assert advise(replace(info, dims=kernels), config, 140 * GIB) == []
 
 
 def test_weights_gradients_and_moments_of_the_7b_model() -> None:

@@ -1,10 +1,10 @@
-"""Fused operations between the matrix products: norms, gated activations and rotary positions.
+"""Fused operations between the matrix products: norms, gates, rotary positions and short convolutions.
 
 Stock norms and activations read and write every value several times, in float32. Compiled, each takes one
 pass. A hidden width not divisible by eight (the vision tower's 3,420) makes matrix products on a GPU
 three times slower; padding with zeros avoids this and changes no result. `install` changes one model instance
-and keeps its weights. Only the language model's rotary function changes for the whole process, because
-transformers looks it up by name.
+and keeps its weights. Only the language model's rotary function and convolution change for the whole process,
+because transformers looks them up by name.
 """
 
 from __future__ import annotations
@@ -19,51 +19,92 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad, silu
-from transformers.activations import SiLUActivation
+from transformers.activations import ACT2FN, SiLUActivation
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import apply_rotary_pos_emb_vision
-from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNormGated
-from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeRMSNormGated
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNorm, Qwen3_5RMSNormGated
+from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeRMSNorm, Qwen3_5MoeRMSNormGated
 
 ALIGNMENT = 8  # two-byte values: tensor cores read sixteen bytes at once
 
 MIN_COMPILED_VALUES = 2**23  # one screenshot in a 7B model has more, hundreds in a tiny model have fewer
 ROTARY_FUNCTION = "apply_rotary_pos_emb"
+CONVOLUTION = "causal_conv1d_fn"
 
 _compiling_small_inputs = ContextVar("compiling_small_inputs", default=False)
 
 
 def install(model: nn.Module, *, compiled: bool) -> None:
     """Fuse norms and gated layers of this instance. Without `compiled`, the same steps run uncompiled."""
-    norm, gated = (_compiled_if_large(f) if compiled else f for f in (rms_norm, swiglu))
+
+    def chosen(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return _compiled_if_large(function) if compiled else function
+
     if compiled:
-        _compile_rotary(model)
+        _compile_functions(model)
     for module in model.modules():
-        if _is_norm(module):
-            module.forward = partial(_norm_forward, module, norm)
+        if isinstance(module, Qwen3_5RMSNorm | Qwen3_5MoeRMSNorm):
+            module.forward = partial(_centred_forward, module, chosen(centred_norm))
+        elif isinstance(module, Qwen3_5RMSNormGated | Qwen3_5MoeRMSNormGated):
+            module.forward = partial(_gated_norm_forward, module, chosen(gated_norm))
+        elif _is_norm(module):
+            module.forward = partial(_norm_forward, module, chosen(rms_norm))
         elif _is_gated(module):
-            module.forward = partial(_gated_forward, module, gated)
+            module.forward = partial(_gated_forward, module, chosen(swiglu))
 
 
 def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """Divide by the root mean square of the last dimension, computed in float32 or wider."""
-    wide = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
-    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
-    return weight * wide.to(hidden.dtype)
+    return weight * _normalised(hidden, epsilon).to(hidden.dtype)
+
+
+def centred_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """The norm of Qwen3.5: weights are differences from 1, and rounding comes last."""
+    return (_normalised(hidden, epsilon) * (1.0 + _widened(weight))).to(hidden.dtype)
+
+
+def gated_norm(hidden: Tensor, gate: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """The norm of linear attention in Qwen3.5, times its gate."""
+    return (rms_norm(hidden, weight, epsilon) * silu(_widened(gate))).to(hidden.dtype)
+
+
+def _normalised(hidden: Tensor, epsilon: float) -> Tensor:
+    wide = _widened(hidden)
+    return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
+
+
+def _widened(values: Tensor) -> Tensor:
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return silu(gate) * up
 
 
-def _compile_rotary(model: Any) -> None:
-    """Replace the rotary function in every module of transformers with one."""
+def causal_convolution(
+    hidden_BCT: Tensor, weight_CW: Tensor, bias_C: Tensor | None = None, activation: str = "silu", **_: Any
+) -> Tensor:
+    """The convolution of linear attention: a sum of the last tokens of each channel, then SiLU.
+
+    It accumulates in float32 or wider, as torch's own one.
+    """
+    width, count = weight_CW.shape[1], hidden_BCT.shape[2]
+    padded_BCT, taps_CW = _widened(pad(hidden_BCT, (width - 1, 0))), _widened(weight_CW)
+    total_BCT = taps_CW.new_zeros(()) if bias_C is None else _widened(bias_C)[:, None]
+    for tap in range(width):
+        total_BCT = total_BCT + padded_BCT[:, :, tap : tap + count] * taps_CW[:, tap, None]
+    return ACT2FN[activation](total_BCT.to(hidden_BCT.dtype))
+
+
+def _compile_functions(model: Any) -> None:
+    """Replace rotary function and convolution in every module of transformers that has one."""
     for module in model.modules():
         library = sys.modules[type(module).__module__]
-        rotate = getattr(library, ROTARY_FUNCTION, None)
-        if rotate is not None and not hasattr(rotate, "uncompiled"):
-            chosen = _compiled_if_large(rotate)
-            chosen.uncompiled = rotate  # type: ignore[attr-defined]
-            setattr(library, ROTARY_FUNCTION, chosen)
+        for name, function in ((ROTARY_FUNCTION, None), (CONVOLUTION, causal_convolution)):
+            stock = getattr(library, name, None)
+            if stock is not None and not hasattr(stock, "uncompiled"):
+                chosen = _compiled_if_large(function or stock, stock)
+                chosen.uncompiled = stock  # type: ignore[attr-defined]
+                setattr(library, name, chosen)
 
 
 def apply_vision_rotary(query: Tensor, key: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,13 +114,15 @@ def apply_vision_rotary(query: Tensor, key: Tensor, cosine: Tensor, sine: Tensor
 
 
 @cache
-def _compiled_if_large(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile once for all lengths; small inputs run uncompiled, without overhead."""
+def _compiled_if_large(
+    function: Callable[..., Any], small: Callable[..., Any] | None = None
+) -> Callable[..., Any]:
+    """Compile once for all lengths. Small inputs run `small`, or `function` uncompiled: without overhead."""
     compiled = torch.compile(function, dynamic=True)
 
     def chosen(hidden: Tensor, *others: Any, **named: Any) -> Any:
         large = hidden.numel() >= MIN_COMPILED_VALUES or _compiling_small_inputs.get()
-        return (compiled if large else function)(hidden, *others, **named)
+        return (compiled if large else small or function)(hidden, *others, **named)
 
     return chosen
 
@@ -95,8 +138,6 @@ def compiled_small_inputs() -> Iterator[None]:
 
 
 def _is_norm(module: nn.Module) -> bool:
-    if isinstance(module, Qwen3_5RMSNormGated | Qwen3_5MoeRMSNormGated):  # it has a second input
-        return False
     return hasattr(module, "variance_epsilon") and isinstance(getattr(module, "weight", None), nn.Parameter)
 
 
@@ -109,6 +150,14 @@ def _is_gated(module: nn.Module) -> bool:
 
 def _norm_forward(module: Any, norm: Callable[..., Tensor], hidden: Tensor) -> Tensor:
     return norm(hidden, module.weight, module.variance_epsilon)
+
+
+def _centred_forward(module: Any, norm: Callable[..., Tensor], hidden: Tensor) -> Tensor:
+    return norm(hidden, module.weight, module.eps)
+
+
+def _gated_norm_forward(module: Any, norm: Callable[..., Tensor], hidden: Tensor, gate: Tensor) -> Tensor:
+    return norm(hidden, gate, module.weight, module.variance_epsilon)
 
 
 def _gated_forward(module: Any, gated: Callable[..., Tensor], hidden: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from arpo.models.gated_delta import attend
 from arpo.models.kv_cache import CacheStep, LinearStates
 from arpo.models.token_pool import PoolStep
 
+KERNELS = "flash-linear-attention"
 _HOPPER = (9, 0)
 _WRONG_GRADIENTS = (3, 4, 0), (3, 7, 1)  # flash-linear-attention refuses these versions of Triton on Hopper
 
@@ -42,10 +43,15 @@ def _version(package: str) -> str:
         return ""
 
 
+def has_kernels(version_of: Callable[[str], str] = _version) -> bool:
+    """Whether transformers computes linear attention with flash-linear-attention."""
+    return bool(version_of(KERNELS))
+
+
 def check_training(model: Any, version_of: Callable[[str], str] = _version) -> None:
     """Raises UserError if flash-linear-attention cannot train this model on this GPU."""
     linear = any(hasattr(layer, "linear_attn") for layer in model.model.language_model.layers)
-    if not linear or model.device.type != "cuda" or not version_of("flash-linear-attention"):
+    if not linear or model.device.type != "cuda" or not has_kernels(version_of):
         return
     if version_of("tilelang"):  # has this backward pass too
         return
@@ -54,7 +60,7 @@ def check_training(model: Any, version_of: Callable[[str], str] = _version) -> N
     if torch.cuda.get_device_capability(model.device) == _HOPPER and first <= number < mended:
         raise UserError(
             f"Triton {triton} computes wrong gradients of linear attention on this GPU: upgrade PyTorch to a "
-            f"version with Triton {'.'.join(map(str, mended))} or later, or uninstall flash-linear-attention"
+            f"version with Triton {'.'.join(map(str, mended))} or later, or uninstall {KERNELS}"
         )
 
 

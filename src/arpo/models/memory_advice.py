@@ -17,6 +17,7 @@ import torch
 from arpo.config import Config, OptimConfig
 from arpo.config.recipe import value
 from arpo.errors import BadSetting, UserError
+from arpo.models.linear_attention import KERNELS
 from arpo.models.loading import resolve_device
 from arpo.models.memory_plan import (
     GIB,
@@ -150,6 +151,10 @@ def advise(
     lines.append(f"    {settings or 'the current settings'}")
     if other := [key for key in change if key.startswith(RESULT_CHANGING_KEYS)]:
         lines.append(f"this changes {'training ' if learning else ''}results ({', '.join(other)})")
+    if (linear := info.dims.linear) and not linear.kernels:
+        kernels = replace(info, dims=replace(info.dims, linear=replace(linear, kernels=True)))
+        need = need_of(kernels, config)
+        lines.append(f"with {KERNELS} installed, the current settings need {need / GIB:.1f} GiB")
     return lines
 
 

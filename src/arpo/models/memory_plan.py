@@ -26,6 +26,7 @@ from arpo.errors import EngineError
 from arpo.models import float32_head
 from arpo.models.families import IMAGE_BOUNDS, family_of, head_width, linear_layers, vision_widths
 from arpo.models.kv_cache import capacity_for, state_shapes
+from arpo.models.linear_attention import has_kernels
 from arpo.models.loading import read_config, resolve_model
 from arpo.models.lora import ADAPTED_LAYERS
 from arpo.models.recompute import KeptActivations
@@ -58,6 +59,7 @@ class LinearAttention:
     value_head: int
     state_values: int  # of one episode in one layer, in float32
     window_values: int  # the same, in the precision of the model
+    kernels: bool  # of flash-linear-attention, in place of torch's own operations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +226,7 @@ def _linear_attention(text: Any) -> LinearAttention | None:
         value_head=text.linear_value_head_dim,
         state_values=math.prod(state),
         window_values=math.prod(window),
+        kernels=has_kernels(),
     )
 
 
@@ -446,13 +449,17 @@ def layer_bytes(dims: ModelDimensions, width: int, tokens: int) -> int:
 
 
 def _linear_layer_bytes(dims: ModelDimensions, linear: LinearAttention, width: int, tokens: int) -> int:
-    """Activations of a layer with linear attention, as torch's path of transformers keeps them.
+    """Activations of a layer with linear attention.
 
-    It computes in float32, on chunks of 64 tokens: their matrices, and a state after each chunk.
+    Torch's path of transformers computes in float32, on chunks of 64 tokens: their matrices, and a state
+    after each chunk. The kernels keep one matrix of each chunk. On a GPU that has them, norms are fused.
     """
     heads, chunk = linear.value_heads, 64
     keys, values, hidden = heads * linear.key_head, heads * linear.value_head, dims.hidden
     unrepeated_keys, state = linear.key_heads * linear.key_head, keys * linear.value_head
+    if linear.kernels:
+        mixed = 4 * hidden + 2 * unrepeated_keys + 2 * keys + 5 * values + 3 * dims.intermediate
+        return width * tokens * (mixed + heads * (chunk + 16))  # and some numbers for each head
     mixed = 8 * keys + 5 * values + 4 * unrepeated_keys + 2 * hidden + 4 * dims.intermediate
     matrices = heads * (5 * chunk + 16)  # and some numbers for each head, such as its decay
     in_float32 = 4 * keys + 6 * values + 4 * hidden + matrices + state // chunk

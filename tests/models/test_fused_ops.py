@@ -130,6 +130,36 @@ def test_a_convolution_and_its_gradients_equal_those_of_transformers(
         assert found.dtype == dtype and (found - wanted).norm() <= tolerance * wanted.norm()
 
 
+def test_no_norm_is_left_uncompiled_after_many_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch compiles a function again for other ranks, strides and modes, and gives up without an error."""
+    monkeypatch.setattr(fused_ops, "MIN_COMPILED_VALUES", 0)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    fused_ops._compiled_if_large.cache_clear()
+    torch._dynamo.reset()
+    linear, full, *_ = tiny_of(QWEN3_5).model.language_model.layers
+    install(linear, compiled=True)
+    install(full, compiled=True)
+
+    def norms(batch: int, tokens: int) -> None:
+        heads = torch.randn(batch, tokens, 4, 48)
+        for norm in (full.self_attn.q_norm, full.self_attn.k_norm):
+            norm(heads[..., :24])  # queries lie beside their gates
+            norm(heads[..., :24].contiguous())
+        full.input_layernorm(torch.randn(batch, tokens, 64))
+        width = linear.linear_attn.norm.weight.shape[0]
+        linear.linear_attn.norm(torch.randn(batch * tokens, width), torch.randn(batch * tokens, width))
+
+    try:
+        with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+            for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode):
+                with mode():
+                    for batch, tokens in ((1, 50), (1, 60), (7, 1), (1, 1), (3, 9)):
+                        norms(batch, tokens)
+    finally:
+        fused_ops._compiled_if_large.cache_clear()
+        torch._dynamo.reset()
+
+
 @pytest.mark.slow
 def test_compiled_parts_agree_with_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_ops, "MIN_COMPILED_VALUES", 0)

@@ -27,6 +27,7 @@ from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeRMSNo
 ALIGNMENT = 8  # two-byte values: tensor cores read sixteen bytes at once
 
 MIN_COMPILED_VALUES = 2**23  # one screenshot in a 7B model has more, hundreds in a tiny model have fewer
+MAX_VARIANTS = 64  # of a compiled function, by gradients, strides and sizes of 1; torch silently stops at 8
 ROTARY_FUNCTION = "apply_rotary_pos_emb"
 CONVOLUTION = "causal_conv1d_fn"
 
@@ -43,11 +44,11 @@ def install(model: nn.Module, *, compiled: bool) -> None:
         _compile_functions(model)
     for module in model.modules():
         if isinstance(module, Qwen3_5RMSNorm | Qwen3_5MoeRMSNorm):
-            module.forward = partial(_centred_forward, module, chosen(centred_norm))
+            module.forward = partial(_norm_forward, module, chosen(centred_norm), module.eps)
         elif isinstance(module, Qwen3_5RMSNormGated | Qwen3_5MoeRMSNormGated):
             module.forward = partial(_gated_norm_forward, module, chosen(gated_norm))
         elif _is_norm(module):
-            module.forward = partial(_norm_forward, module, chosen(rms_norm))
+            module.forward = partial(_norm_forward, module, chosen(rms_norm), module.variance_epsilon)
         elif _is_gated(module):
             module.forward = partial(_gated_forward, module, chosen(swiglu))
 
@@ -118,6 +119,8 @@ def _compiled_if_large(
     function: Callable[..., Any], small: Callable[..., Any] | None = None
 ) -> Callable[..., Any]:
     """Compile once for all lengths. Small inputs run `small`, or `function` uncompiled: without overhead."""
+    config = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, MAX_VARIANTS)
     compiled = torch.compile(function, dynamic=True)
 
     def chosen(hidden: Tensor, *others: Any, **named: Any) -> Any:
@@ -148,12 +151,9 @@ def _is_gated(module: nn.Module) -> bool:
     )
 
 
-def _norm_forward(module: Any, norm: Callable[..., Tensor], hidden: Tensor) -> Tensor:
-    return norm(hidden, module.weight, module.variance_epsilon)
-
-
-def _centred_forward(module: Any, norm: Callable[..., Tensor], hidden: Tensor) -> Tensor:
-    return norm(hidden, module.weight, module.eps)
+def _norm_forward(module: Any, norm: Callable[..., Tensor], epsilon: float, hidden: Tensor) -> Tensor:
+    """As rows: hidden values and the heads of queries and keys then share compiled code."""
+    return norm(hidden.flatten(0, -2), module.weight, epsilon).view(hidden.shape)
 
 
 def _gated_norm_forward(module: Any, norm: Callable[..., Tensor], hidden: Tensor, gate: Tensor) -> Tensor:

@@ -42,7 +42,8 @@ def install(model: nn.Module, *, compiled: bool) -> None:
 
     if compiled:
         _compile_functions(model)
-    for module in model.modules():
+    modules: Iterator[Any] = model.modules()
+    for module in modules:
         if isinstance(module, Qwen3_5RMSNorm | Qwen3_5MoeRMSNorm):
             module.forward = partial(_norm_forward, module, chosen(centred_norm), module.eps)
         elif isinstance(module, Qwen3_5RMSNormGated | Qwen3_5MoeRMSNormGated):

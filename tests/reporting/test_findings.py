@@ -79,6 +79,16 @@ def test_answers_that_cannot_be_read() -> None:
     assert answer_findings(read, stats("training batch 2", VARIED, malformed=16, solved=True)) == []
 
 
+def test_the_first_batch_is_played_before_training_and_cannot_be_its_fault() -> None:
+    evaluated, faulty = (stats("evaluation before training", answers) for answers in (VARIED, SAME))
+    first_batch, second_batch = (stats(f"training batch {number}", SAME) for number in (1, 2))
+    assert answer_findings(evaluated, first_batch) == []
+    (finding,) = answer_findings(evaluated, second_batch)
+    assert "training has destroyed" in finding.text
+    (finding,) = answer_findings(faulty, first_batch)
+    assert "It was so from the start of the run" in finding.text
+
+
 def test_no_finding_without_evidence() -> None:
     assert texts(VARIED, SAME, solved=True) == []  # the same answer solves all of them
     assert texts(SAME[:7], SAME[:7]) == []  # too few tasks

@@ -412,6 +412,16 @@ def test_episodes_whose_screenshots_were_cut_off_are_left_out_and_told(source: P
     ]
 
 
+def test_an_episode_cut_within_its_line_is_told(source: Path, tmp_path: Path) -> None:
+    shutil.copytree(source, tmp_path / "cut")
+    lines = tmp_path / "cut" / "trajectories.jsonl"
+    os.truncate(lines, lines.stat().st_size - 200)
+    display = Notes()
+    open_source(offline(tmp_path, "rft", tmp_path / "cut", [A]), display)
+    incomplete = "the last line of trajectories.jsonl is incomplete: 1 episode is left out"
+    assert f"{tmp_path}/cut: {incomplete}" in display.notes
+
+
 def test_a_malformed_episode_is_no_success(source: Path, tmp_path: Path) -> None:
     store = RunFolder(tmp_path / "malformed")
     store.add_trajectory(replace(RunFolderReader(source).load_trajectory("collect-0-0"), malformed=True))
@@ -427,7 +437,19 @@ def test_a_source_with_nothing_to_learn_is_refused(source: Path, tmp_path: Path)
         return str(caught.value)
 
     assert "is empty, and rft learns from stored episodes" in refused("rft", "", [A], "--offline.source=")
-    assert "nowhere: not a run folder" in refused("rft", tmp_path / "nowhere", [A])
+    wrong = refused("rft", tmp_path / "nowhere", [A])
+    assert wrong.startswith("offline.source: ") and "nowhere: not found. Name a folder of" in wrong
+    (tmp_path / "other").mkdir()
+    assert "other: not a run folder" in refused("rft", tmp_path / "other", [A])
+    for name in ("trajectories.jsonl", "screenshots.pack"):
+        (tmp_path / "other" / name).touch()
+    assert "other: has no episodes. Collect some" in refused("rft", tmp_path / "other", [A])
+    damaged = tmp_path / "damaged"
+    shutil.copytree(source, damaged)
+    os.truncate(damaged / "screenshots.pack", 500)
+    assert "no episode of the training tasks can be used (4: their screenshots are not in" in refused(
+        "rft", damaged, [A]
+    )
     assert "is run.dir" in refused("rft", tmp_path / "run", [A])
     assert "no successes among its 4 episodes" in refused("rft", source, [D])
     assert "no successes among its 4 episodes" in refused("kto", source, [D])

@@ -157,14 +157,14 @@ def refused(config: Config) -> str:
 
 
 def test_a_folder_without_a_usable_seed_is_refused(taught: Path, tmp_path: Path) -> None:
-    assert "nowhere: not a run folder" in refused(seeded(tmp_path, tmp_path / "nowhere", [A]))
+    assert "nowhere: not found. Name a folder" in refused(seeded(tmp_path, tmp_path / "nowhere", [A]))
     assert "run is run.dir. Choose another --run.dir" in refused(seeded(tmp_path, tmp_path / "run", [A]))
     assert "none of its 12 episodes belongs to tasks.train" in refused(seeded(tmp_path, taught, ["pool-002"]))
     assert "no usable success among its 4 episodes of the training tasks. Collect" in refused(
         seeded(tmp_path, taught, [B])
     )
     no_model = seeded(tmp_path, tmp_path / "nowhere", [A], f"--model.path={tmp_path}")
-    with pytest.raises(UserError, match="nowhere: not a run folder"):
+    with pytest.raises(UserError, match="nowhere: not found"):
         train(no_model)  # found before the model is loaded
     (tmp_path / "prompt.txt").write_text("Do this: {instruction}")
     other = f"--model.prompt={tmp_path}/prompt.txt"

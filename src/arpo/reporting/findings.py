@@ -72,6 +72,10 @@ class AnswerStats:
         )
 
     @property
+    def faulty(self) -> bool:
+        return self.unreadable or self.collapsed or self.same_for_all_tasks
+
+    @property
     def _conclusive(self) -> bool:
         return self.tasks >= MIN_TASKS and self.solved < MOSTLY_SOLVED * self.tasks
 
@@ -107,7 +111,13 @@ def answer_stats(phase: str, episodes: Mapping[str, Answered]) -> AnswerStats:
 
 
 def answer_findings(first: AnswerStats, newest: AnswerStats) -> list[Finding]:
-    """Findings about the newest phase. Their advice depends on the first one: was it so before training?"""
+    """Findings about the newest phase. Their advice depends on the first one: was it so before training?
+
+    The untrained model plays the first batch too, at another temperature than the first evaluation. If only
+    the batch has a fault, that is chance.
+    """
+    if newest.phase == phase_title(f"{BATCH}1") and not first.faulty:
+        return []
     phase = f"({newest.phase})"
     if newest.unreadable:
         text = (

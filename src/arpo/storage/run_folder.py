@@ -116,6 +116,12 @@ class RunFolderReader:
         self._finish_writing()
         return list(self._lines)
 
+    @property
+    def ends_within_an_episode(self) -> bool:
+        """Whether the last line is incomplete: the run is still writing it, or the file was damaged."""
+        with (self.folder / TRAJECTORIES).open("rb") as file:
+            return file.seek(0, os.SEEK_END) > 0 and file.seek(-1, os.SEEK_END) >= 0 and file.read(1) != b"\n"
+
     def read_log(self, name: str) -> Iterator[dict[str, Any]]:
         """Yield the checked records of a .jsonl file, for example METRICS."""
         return read_log(self.folder, name)

@@ -31,7 +31,7 @@ from arpo.rollout.agent import begin
 from arpo.rollout.episode import repeats_prompts
 from arpo.rollout.player import open_dialect, open_template
 from arpo.storage.codec import StoredEpisode, is_training_episode
-from arpo.storage.run_folder import NO_SCREENSHOTS, RECIPE, RunFolder, RunFolderReader
+from arpo.storage.run_folder import NO_SCREENSHOTS, RECIPE, TRAJECTORIES, RunFolder, RunFolderReader
 from arpo.tasks.sets import load_sets
 from arpo.tasks.sources import TaskIndex
 from arpo.training.checkpoints import Progress, State, images_fit, load_checked
@@ -203,7 +203,7 @@ def open_source(config: Config, display: Display) -> tuple[Source, OfflineMethod
     folder = Path(config.offline.source)
     if folder.resolve() == Path(config.run.dir).resolve():
         raise UserError(f"offline.source: {folder} is run.dir. Choose another --run.dir")
-    source = read_source(config, RunFolderReader(folder), display)
+    source = read_source(config, open_folder("offline.source", folder), display)
     successes, failures = (sum(map(len, kind.values())) for kind in (source.successes, source.failures))
     method = open_method(config.train.method, successes, failures)
     if not method.units(source.successes, source.failures, Random(0)):
@@ -212,6 +212,13 @@ def open_source(config: Config, display: Display) -> tuple[Source, OfflineMethod
             f"{config.train.method} has nothing to learn. Collect more episodes, or screen the tasks first"
         )
     return source, method
+
+
+def open_folder(key: str, folder: Path) -> RunFolderReader:
+    """Raises UserError if the folder of this setting does not exist or is none of a run."""
+    if not folder.is_dir():
+        raise UserError(f"{key}: {folder}: not found. Name a folder of `arpo collect` or of a run")
+    return RunFolderReader(folder)
 
 
 def read_source(config: Config, reader: RunFolderReader, display: Display) -> Source:
@@ -228,13 +235,23 @@ def read_source(config: Config, reader: RunFolderReader, display: Display) -> So
             counts[obstacle] += 1
             if not obstacle:
                 found.setdefault(episode.task_id, []).append(episode)
+    if reader.ends_within_an_episode:
+        display.note(f"{reader.folder}: the last line of {TRAJECTORIES} is incomplete: 1 episode is left out")
     played = counts.total() - counts[OTHER_TASKS]
+    if not counts:
+        raise UserError(f"{reader.folder}: has no episodes. Collect some, or name another folder")
     if not played:
         raise UserError(
             f"{reader.folder}: none of its {counts.total()} episodes belongs to tasks.train "
             f"({config.tasks.train}). Collect with the same tasks"
         )
-    usable = _with_same_prompts(config, found, tasks, reader) if found else []
+    if not found:
+        why = ", ".join(f"{counts[each]}: {each}" for each in (NO_TOKENS, NO_SCREENSHOTS) if counts[each])
+        raise UserError(
+            f"{reader.folder}: no episode of the training tasks can be used ({why}). Restore the files, or "
+            "collect again"
+        )
+    usable = _with_same_prompts(config, found, tasks, reader)
     counts[OTHER_PROMPTS] = counts[""] - len(usable)
     for why in (OTHER_TASKS, NO_TOKENS, NO_SCREENSHOTS, OTHER_PROMPTS):
         if counts[why]:

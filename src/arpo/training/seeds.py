@@ -19,7 +19,7 @@ from arpo.errors import UserError
 from arpo.reporting.display import Display, count_noun
 from arpo.storage.codec import SEED
 from arpo.storage.run_folder import RunFolderReader
-from arpo.training.offline import Source, read_source
+from arpo.training.offline import Source, open_folder, read_source
 from arpo.training.run import Run
 from arpo.types import Trajectory
 
@@ -29,7 +29,7 @@ def open_seeds(config: Config, display: Display) -> Source:
     folder = Path(config.replay.seeds)
     if folder.resolve() == Path(config.run.dir).resolve():
         raise UserError(f"replay.seeds: {folder} is run.dir. Choose another --run.dir")
-    reader = RunFolderReader(folder)
+    reader = open_folder("replay.seeds", folder)
     reader.close_after_last_use()
     source = read_source(config, reader, display)
     if not source.successes:

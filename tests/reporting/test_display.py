@@ -71,6 +71,13 @@ def test_numbers_as_text():
     }
 
 
+def test_a_batch_shows_how_often_its_judge_calls_a_failure_a_success():
+    assert dict(format_metrics({"success": 0.875, "judge_false_positives": 4 / 7})) == {
+        "success": "87.5%",
+        "judge's false successes": "57%",
+    }
+
+
 def test_a_batch_without_episodes_has_no_rates():
     assert dict(format_metrics({"success": float("nan"), "reward": float("nan"), "rescued": 0})) == {
         "success": "–",

@@ -35,6 +35,7 @@ from arpo.types import Failure
 BATCH_METRICS = (
     ("success", "success", "{:.1%}"),
     ("reward", "reward", "{:+.3f}"),
+    ("judge_false_positives", "judge's false successes", "{:.0%}"),
     ("rescued", "rescued", "{:.0f}"),
     ("without_signal", "no signal", "{:.0f}"),
     ("loss", "loss", "{:+.4f}"),

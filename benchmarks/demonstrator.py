@@ -36,7 +36,9 @@ def answers(task: Task) -> Iterator[str]:
 def main() -> None:
     env, [source] = os.environ["ARPO_ENV_URL"], sys.argv[1:]
     played: dict[str, Any] = json.load(urlopen(f"{env}/task"))
-    [task] = [one for one in load_tasks(source) if one.id == played["id"]]
+    task = next((one for one in load_tasks(source) if one.id == played["id"]), None)
+    if task is None:
+        sys.exit(f"{source}: has no task {played['id']}. Give the list of tasks.train")
     for answer in answers(task):
         reply = urlopen(Request(f"{env}/step", json.dumps({"answer": answer}).encode()))
         if json.load(reply)["finished"]:  # also after rollout.max_steps

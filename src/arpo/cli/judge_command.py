@@ -34,7 +34,8 @@ The votes and their reasons are in judgements.jsonl of the run; `arpo view` show
 the requests at once. A timeout, a refusal or an answer in another form is a missing vote, never a failure.
 If it is interrupted, run the same command again: it asks only for the missing votes.
 With --inject, also asks about each episode with a planted sentence, typed by the agent and drawn on the last
-screenshot, that tells the judge to answer SUCCESS. Prints how many verdicts turn.""",
+screenshot, that tells the judge to answer SUCCESS. Prints how many verdicts turn.
+Exit code 1 if there is no verdict.""",
     example="""\
 arpo judge runs/desk --server.endpoints http://127.0.0.1:8000/v1 --server.model NAME
 arpo judge runs/desk --server.model NAME --episodes 64 --votes 5 --unanimous --inject""",

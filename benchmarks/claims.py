@@ -403,7 +403,7 @@ def claims_of_judges() -> Iterator[str]:
         difference(*(runs.after(name, tasks) for name in ("corrected", "raw"))) for tasks in PUBLISHED
     )
     p = number(on_training.p, ".2f")
-    yield f"The difference is {points(on_training)}, p {p} alone, and {points(held_out)} on held-out tasks"
+    yield f"The difference is {points(on_training)}, p {p} without a correction, and {points(held_out)} on held-out tasks"
 
 
 def claims_of_small_judge() -> Iterator[str]:

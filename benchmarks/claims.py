@@ -402,8 +402,8 @@ def claims_of_judges() -> Iterator[str]:
     on_training, held_out = (
         difference(*(runs.after(name, tasks) for name in ("corrected", "raw"))) for tasks in PUBLISHED
     )
-    p = number(on_training.p, ".2f")
-    yield f"The difference is {points(on_training)}, p {p} without a correction, and {points(held_out)} on held-out tasks"
+    p = f"p {number(on_training.p, '.2f')} without a correction"
+    yield f"The difference is {points(on_training)}, {p}, and {points(held_out)} on held-out tasks"
 
 
 def claims_of_small_judge() -> Iterator[str]:

@@ -29,6 +29,7 @@ from arpo.models.cores import one_thread_per_operation
 from arpo.models.feature_cache import FeatureCache
 from arpo.models.forward import features_by_sha256, sampled_logprobs
 from arpo.models.image_loader import ImageLoader
+from arpo.models.linear_attention import has_kernels
 from arpo.models.memory_plan import GIB, key_value_bytes, measure_dimensions
 from arpo.processes.fork import Fork, Send
 from arpo.prompts import vision
@@ -140,6 +141,14 @@ def sample_of(played: Turns) -> Sample:
     )  # fmt: skip
 
 
+def rounding(family: str, device: str) -> float:
+    """Largest difference of log-probabilities in float32.
+
+    flash-linear-attention multiplies in TF32: on an H200, tests differed by 0.0017.
+    """
+    return 5e-3 if device == "cuda" and family in LINEAR and has_kernels() else 1e-5
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @EACH_ENGINE_AND_FAMILY
 def test_the_learner_gives_the_same_log_probabilities(
@@ -153,7 +162,7 @@ def test_the_learner_gives_the_same_log_probabilities(
         logp_N, _ = sampled_logprobs(model, samples, renderer, 1.0)
         engine_N = torch.tensor([logp for sample in samples for logp in sample.behaviour_logprobs])
         assert len(engine_N) > 25
-        torch.testing.assert_close(engine_N, logp_N.detach().cpu(), atol=1e-5, rtol=0)
+        torch.testing.assert_close(engine_N, logp_N.detach().cpu(), atol=rounding(family, device), rtol=0)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(0.9)
@@ -178,7 +187,7 @@ def test_a_prompt_too_long_for_one_pass_is_run_in_parts(
     assert sum(read) == len(prompt.token_ids)
     assert max(read) == 5
     assert parts.token_ids == whole.token_ids
-    assert parts.logprobs == pytest.approx(whole.logprobs, abs=1e-5)
+    assert parts.logprobs == pytest.approx(whole.logprobs, abs=rounding(family, device))
 
 
 @NEEDS_A_GPU

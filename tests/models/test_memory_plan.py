@@ -160,6 +160,15 @@ def test_activations_of_linear_attention_are_as_large_as_planned(family: str) ->
     assert size <= planned < 1.02 * size
 
 
+def nine_b(*, kernels: bool) -> ModelInfo:
+    """Qwen3.5-9B, on a machine with flash-linear-attention or without it."""
+    known = known_model("Qwen3.5-9B")
+    assert known is not None
+    info = model_info(known.config, ModelConfig())
+    assert info.dims.linear is not None
+    return replace(info, dims=replace(info.dims, linear=replace(info.dims.linear, kernels=kernels)))
+
+
 def test_a_layer_with_kernels_is_planned_as_measured_without_what_is_fused_now() -> None:
     """A layer of Qwen3.5-9B with flash-linear-attention 0.6, 32,768 tokens in bfloat16 on an H200.
 
@@ -169,28 +178,19 @@ def test_a_layer_with_kernels_is_planned_as_measured_without_what_is_fused_now()
     norms = 2 * (4 + 4) * 4096 - 2 * 4096  # two tensors in float32 each; now one input, besides the layer's
     gated_norm = (3 * 4 + 2 * 2) * 4096 - 2 * 2 * 4096  # now hidden values and gate
     convolution = 2 * 8192  # its output before SiLU
-    known = known_model("Qwen3.5-9B")
-    assert known is not None
-    dims = model_info(known.config, ModelConfig()).dims
-    assert dims.linear is not None
-    kernels = replace(dims, linear=replace(dims.linear, kernels=True))
+    kernels, plain = (nine_b(kernels=has).dims for has in (True, False))
     planned = layer_bytes(kernels, 2, 32768) // 32768
     assert planned == 177_152
     assert 299_851 - norms - gated_norm - convolution == 176_971 <= planned
     assert 2 * planned > 349_003  # the plan counts the layer twice while it is recomputed
-    assert layer_bytes(dims, 2, 32768) == 542_720 * 32768  # with torch's own operations
+    assert layer_bytes(plain, 2, 32768) == 542_720 * 32768  # with torch's own operations
 
 
 def test_advice_names_the_kernels_that_need_less_memory() -> None:
-    known = known_model("Qwen3.5-9B")
-    assert known is not None
-    info = model_info(known.config, ModelConfig())
     config = load_config("osworld_128", {"model.dtype": "bfloat16"})
-    without = advise(info, config, 140 * GIB)
+    without = advise(nine_b(kernels=False), config, 140 * GIB)
     assert without[-1] == "with flash-linear-attention installed, the current settings need 132.9 GiB"
-    assert info.dims.linear is not None
-    kernels = replace(info.dims, linear=replace(info.dims.linear, kernels=True))
-    assert advise(replace(info, dims=kernels), config, 140 * GIB) == []
+    assert advise(nine_b(kernels=True), config, 140 * GIB) == []
 
 
 def test_weights_gradients_and_moments_of_the_7b_model() -> None:

@@ -216,8 +216,11 @@ class Pretraining:
         """Write a checkpoint to resume from, and the current model with its card."""
         moments = self.optimiser.state_dict()["state"]
         parts = {WEIGHTS: self._parameters()}
-        for key in MOMENTS:
-            parts[key] = {name: moments[i][key] for i, name in enumerate(parts[WEIGHTS])}
+        for key in MOMENTS:  # of weights without a gradient yet: zeros
+            parts[key] = {
+                name: moments[i][key] if i in moments else torch.zeros_like(weight)
+                for i, (name, weight) in enumerate(parts[WEIGHTS].items())
+            }
 
         def write(folder: Path) -> None:
             for part, tensors in parts.items():

@@ -130,6 +130,19 @@ def test_a_convolution_and_its_gradients_equal_those_of_transformers(
         assert found.dtype == dtype and (found - wanted).norm() <= tolerance * wanted.norm()
 
 
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_convolution_keeps_the_channels_of_a_token_together(compiled: bool) -> None:
+    """In the output, and in the gradient, which products of matrices read next. 33 tokens, 16 channels."""
+    convolution = torch.compile(causal_convolution, dynamic=True) if compiled else causal_convolution
+    projected_BTC = torch.randn(1, 33, 16, requires_grad=True)
+    gradients: list[torch.Tensor] = []
+    projected_BTC.register_hook(gradients.append)
+    output_BTC = convolution(projected_BTC.transpose(1, 2), torch.randn(16, 4)).transpose(1, 2)
+    output_BTC.square().sum().backward()
+    assert output_BTC.is_contiguous()
+    assert gradients[0].stride()[1:] == (16, 1)
+
+
 def test_no_norm_is_left_uncompiled_after_many_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch compiles a function again for other ranks, strides and modes, and gives up without an error."""
     monkeypatch.setattr(fused_ops, "MIN_COMPILED_VALUES", 0)

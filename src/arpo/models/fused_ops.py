@@ -87,14 +87,17 @@ def causal_convolution(
 ) -> Tensor:
     """The convolution of linear attention: a sum of the last tokens of each channel, then SiLU.
 
-    It accumulates in float32 or wider, as torch's own one.
+    It accumulates in float32 or wider, as torch's own one. The channels of a token stay together in memory,
+    in the output and in gradients. Otherwise a row has an odd number of tokens and is not aligned: matrix
+    products with such gradients took 0.86 of 6.9 s for a trajectory of a 9B model.
     """
     width, count = weight_CW.shape[1], hidden_BCT.shape[2]
-    padded_BCT, taps_CW = _widened(pad(hidden_BCT, (width - 1, 0))), _widened(weight_CW)
-    total_BCT = taps_CW.new_zeros(()) if bias_C is None else _widened(bias_C)[:, None]
+    padded_BTC = _widened(pad(hidden_BCT.transpose(1, 2), (0, 0, width - 1, 0)))
+    taps_WC = _widened(weight_CW).T
+    total_BTC = taps_WC.new_zeros(()) if bias_C is None else _widened(bias_C)
     for tap in range(width):
-        total_BCT = total_BCT + padded_BCT[:, :, tap : tap + count] * taps_CW[:, tap, None]
-    return ACT2FN[activation](total_BCT.to(hidden_BCT.dtype))
+        total_BTC = total_BTC + padded_BTC[:, tap : tap + count] * taps_WC[tap]
+    return ACT2FN[activation](total_BTC.to(hidden_BCT.dtype)).transpose(1, 2)
 
 
 def _compile_functions(model: Any) -> None:

@@ -5,7 +5,7 @@
         --seeds 3 --jobs 2 --out runs/base-models
 
     python -m tools.pretrain --family qwen3_5 --out runs/qwen3_5
-    python benchmarks/base_models.py runs/qwen3_5/model --seeds 3 --jobs 2 --out runs/base-models
+    python benchmarks/base_models.py runs/qwen3_5/model --lr 2e-4 --seeds 6 --jobs 2 --out runs/base-models
 
 The first commands pretrain a model that answers in tool calls: 3 minutes on a GPU, without --last-stage 12.
 The third one pretrains a Qwen3.5. Both are then trained with the recipe desk_fresh (1,024 episodes, as `make
@@ -30,9 +30,9 @@ of four layers only. Now the heads begin with memories of 10 to 1,000 tokens, an
 attention. Predictions for this model with all updates: it differs by −3 (−9 to +3) before training, and the
 gains differ by −2 (−8 to +4). It differed by +3.4 before training and by −4.0 (−8.6 to +0.6) after it.
 
-The learning rate 1e-4 was chosen for the shipped model. Learning rates of 1e-4, 2e-4 and 3e-4 for this Qwen3.5
-play the validation half once (seeds 0 to 2); the best one there plays the test half. Predictions: 2e-4 minus
-1e-4 is +3 (−2 to +8) on the validation half, 3e-4 minus 1e-4 is 0 (−7 to +7).
+The learning rate 1e-4 was chosen for the shipped model. Learning rates of 1e-4, 2e-4 and 3e-4 for this
+Qwen3.5 play the validation half once (seeds 0 to 2); the best one there plays the test half. Predictions:
+2e-4 minus 1e-4 is +3 (−2 to +8) on the validation half, 3e-4 minus 1e-4 is 0 (−7 to +7).
 """
 
 from __future__ import annotations
@@ -55,14 +55,13 @@ TRAIN = "train"
 Run = Mapping[str, Any]
 
 
-def write_recipe(model: Path, dialect: str, folder: Path) -> Path:
+def write_recipe(model: Path, dialect: str, lr: float | None, folder: Path) -> Path:
     """The recipe desk_fresh with another model, named after the folder that contains the model's folder."""
     path = folder / f"{model.parent.name}.toml"
     folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        f'extends = "{BASE}"\n\n[model]\npath = {json.dumps(str(model))}\ndialect = {json.dumps(dialect)}\n',
-        encoding="utf-8",
-    )
+    values = f"path = {json.dumps(str(model))}\ndialect = {json.dumps(dialect)}\n"
+    optim = "" if lr is None else f"\n[optim]\nlr = {lr}\n"
+    path.write_text(f'extends = "{BASE}"\n\n[model]\n{values}{optim}', encoding="utf-8")
     return path
 
 
@@ -140,12 +139,13 @@ def main() -> None:
     )
     parser.add_argument("model", type=Path, metavar="NAME/model", help="folder of the other model")
     parser.add_argument("--dialect", default=DIALECT, help="its model.dialect (%(default)s)")
+    parser.add_argument("--lr", type=float, help="its learning rate (default: that of the recipe)")
     parser.add_argument("--out", type=Path, required=True, help="output directory")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time (%(default)s)")
     options, settings = parser.parse_known_args()
     out = options.out.resolve()
-    other = write_recipe(options.model.resolve(), options.dialect, out)
+    other = write_recipe(options.model.resolve(), options.dialect, options.lr, out)
     methods = [BASE, str(other)]
     plan = ["--seeds", str(options.seeds), "--jobs", str(options.jobs), "--out", str(out)]
     sets = ["--tasks.heldout", "desk:test", "--eval.heldout_rollouts", "2"]

@@ -1,8 +1,9 @@
 """Seconds to learn from one trajectory: plain transformers, ARPO, and the lower bound of the arithmetic.
 
 With a GPU, a 7B model with random weights learns from trajectories of 1, 5 and 15 screenshots of 1920x1080 in
-bfloat16: all weights, and LoRA. With `--model qwen3_5` it has the size of Qwen3.5-9B; install
-flash-linear-attention for it. Without a GPU, a tiny model of the family learns from small screenshots.
+bfloat16: all weights, and LoRA. `--model qwen3_5` has the size of Qwen3.5-9B, `--model qwen3_5_moe --train
+lora` that of Qwen3.5-35B-A3B; install flash-linear-attention for both. Without a GPU, a tiny model of the
+family learns from small screenshots.
 Plain transformers uses gradient checkpointing, a fused AdamW, and logits at sampled tokens only, because all
 logits do not fit. For LoRA it uses adapters of the PEFT library on the same layers, of the same rank, in
 float32 under autocast; if PEFT is not installed, it is not measured. ARPO learns from each trajectory three
@@ -61,6 +62,7 @@ SEVEN_B = {
         "out_hidden_size": 3584, "fullatt_block_indexes": [7, 15, 23, 31], "window_size": 112,
     },
 }  # fmt: skip
+QWEN3_5 = {"qwen3_5": "Qwen3.5-9B", "qwen3_5_moe": "Qwen3.5-35B-A3B"}  # published models by family
 TINY_QWEN3_5 = {
     "text_config": {
         "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 2,
@@ -70,6 +72,10 @@ TINY_QWEN3_5 = {
     "vision_config": {
         "depth": 2, "hidden_size": 64, "intermediate_size": 96, "num_heads": 2, "out_hidden_size": 64,
     },
+}  # fmt: skip
+TINY_MIXTURE = {
+    "num_experts": 4, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
 }  # fmt: skip
 
 
@@ -88,9 +94,9 @@ def seven_b(folder: Path) -> Path:
     return folder
 
 
-def qwen3_5(folder: Path, tiny: bool) -> Path:
-    """A folder with the configuration of Qwen3.5-9B, a small tokenizer and no weights; or a tiny model."""
-    known = known_model("Qwen3.5-9B")
+def qwen3_5(folder: Path, family: str, tiny: bool) -> Path:
+    """A folder with a published configuration, a small tokenizer and no weights; or a tiny model."""
+    known = known_model(QWEN3_5[family])
     assert known is not None
     tokenizer = build_tokenizer(ACTION_PHRASES, ["open", "save"], 20)
     ids, config = special_ids(tokenizer), known.config
@@ -102,6 +108,8 @@ def qwen3_5(folder: Path, tiny: bool) -> Path:
     text.rope_parameters |= {"rope_theta": 1e7, "mrope_interleaved": True, "mrope_section": [11, 11, 10]}
     small = copy.deepcopy(config)
     small.text_config.update(TINY_QWEN3_5["text_config"])
+    if family == "qwen3_5_moe":
+        small.text_config.update(TINY_MIXTURE)
     small.vision_config.update(TINY_QWEN3_5["vision_config"])
     model = AutoModelForImageTextToText.from_config(small)
     save_model_folder(model, tokenizer, folder, settings=replace(IMAGE_SETTINGS, patch_size=16))
@@ -245,7 +253,7 @@ def ours(
     samples: list[Sample], renderer: Renderer, config: Config
 ) -> tuple[Callable[[], None], ModelDimensions]:
     model = load_model(config.model, seed=0)
-    dims = measure_dimensions(model, config.model.lora_rank)
+    dims = used_dimensions(measure_dimensions(model, config.model.lora_rank), model.config)
     set_trainable(model, config.model, seed=0)
     learner = LocalLearner(model, renderer, config)
     batch = Batch(updates=(tuple(samples),))
@@ -274,6 +282,19 @@ def measured_flops() -> float:
         left @ right
     torch.cuda.synchronize()
     return 20 * 2 * 8192**3 / (time.perf_counter() - began)
+
+
+def used_dimensions(dims: ModelDimensions, config: Any) -> ModelDimensions:
+    """Without the parameters of the experts that a token does not choose."""
+    text = config.text_config
+    if not hasattr(text, "num_experts"):
+        return dims
+    idle = 3 * text.hidden_size * text.moe_intermediate_size * (text.num_experts - text.num_experts_per_tok)
+    return replace(
+        dims,
+        language_parameters=dims.language_parameters - dims.layers * idle,
+        layer_parameters=dims.layer_parameters - idle,
+    )
 
 
 def needed_flops(dims: ModelDimensions, sample: Sample, renderer: Renderer, train: str) -> float:
@@ -307,7 +328,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", choices=("qwen2_5_vl", "qwen3_5"), default="qwen2_5_vl", help="family")
+    parser.add_argument("--model", choices=("qwen2_5_vl", *QWEN3_5), default="qwen2_5_vl", help="family")
     parser.add_argument("--screenshots", default="1,5,15", help="screenshots per trajectory (%(default)s)")
     parser.add_argument(
         "--train", default="all,lora", help="trained parameters: all, language, lora (%(default)s)"
@@ -323,8 +344,8 @@ def main() -> None:
     device = "cuda" if gpu else "cpu"
     peak_flops = measured_flops() if gpu else 0.0
     with tempfile.TemporaryDirectory() as scratch:
-        if options.model == "qwen3_5":
-            folder = qwen3_5(Path(scratch), tiny=not gpu)
+        if options.model in QWEN3_5:
+            folder = qwen3_5(Path(scratch), options.model, tiny=not gpu)
         else:
             folder = seven_b(Path(scratch)) if gpu else resolve_model("base")
         settings = ModelConfig(

@@ -1,10 +1,11 @@
 """Rollouts of a 7B model on one GPU: sampled tokens per second, against the limits of the GPU.
 
-A 7B model with random weights plays episodes with screenshots of 1920x1080. With `--model qwen3_5` it has the
-size of Qwen3.5-9B; install flash-linear-attention for it. Two limits are computed from rates measured in the
-same run. `bandwidth_limit`: decoding alone, which reads all weights and all cached keys, values and states
-for each token. `limit`: this, and the arithmetic of encoding screenshots and of prefilling, at the rate of a
-large matrix product. `ratio` is measured divided by `bandwidth_limit`. One JSON line:
+A 7B model with random weights plays episodes with screenshots of 1920x1080. `--model qwen3_5` has the size of
+Qwen3.5-9B, `--model qwen3_5_moe` that of Qwen3.5-35B-A3B; install flash-linear-attention for both. Two limits
+are computed from rates measured in the same run. `bandwidth_limit`: decoding alone, which reads all weights
+and all cached keys, values and states for each token. `limit`: this, and the arithmetic of encoding
+screenshots and of prefilling, at the rate of a large matrix product. `ratio` is measured divided by
+`bandwidth_limit`. One JSON line:
 
     PYTHONPATH=. python benchmarks/rollout_7b.py [--model qwen3_5] [--episodes 16] [--turns 15] [--tokens 150]
     PYTHONPATH=. python benchmarks/rollout_7b.py --vllm .venv-vllm/bin/python --episodes 32
@@ -34,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from learner import IMAGE_SETTINGS, draw_screenshot, qwen3_5, seven_b
+from learner import IMAGE_SETTINGS, QWEN3_5, draw_screenshot, qwen3_5, seven_b, used_dimensions
 from torch import Tensor
 
 from arpo.config import Config, EngineConfig, EnvConfig, ModelConfig, RolloutConfig
@@ -215,7 +216,8 @@ def measure_in_process(settings: ModelConfig, renderer: Renderer, work: Work) ->
     seconds = _now() - started
     prefilled, images = engine.stats.prefilled_tokens - before[0], engine.stats.images_encoded - before[1]
     reading = decoding_bytes(dims, passes, sampled, work.episodes) / bandwidth
-    computing = arithmetic(dims, passes, prefilled, images, work.grid[1] * work.grid[2]) / flops
+    used = used_dimensions(dims, model.config)
+    computing = arithmetic(used, passes, prefilled, images, work.grid[1] * work.grid[2]) / flops
     parts = {
         "encode": engine.encoding,
         "prefill": passes.seconds["prefill"],
@@ -312,7 +314,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", choices=("qwen2_5_vl", "qwen3_5"), default="qwen2_5_vl", help="family")
+    parser.add_argument("--model", choices=("qwen2_5_vl", *QWEN3_5), default="qwen2_5_vl", help="family")
     parser.add_argument("--episodes", type=int, default=16, help="played at once")
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--tokens", type=int, default=150, help="tokens per answer, on average")
@@ -323,7 +325,8 @@ def main() -> None:
     if not torch.cuda.is_available():
         sys.exit("this benchmark needs a GPU with 80 GiB")
     with tempfile.TemporaryDirectory() as folder:
-        large = qwen3_5(Path(folder), tiny=False) if arguments.model == "qwen3_5" else seven_b(Path(folder))
+        family, path = arguments.model, Path(folder)
+        large = qwen3_5(path, family, tiny=False) if family in QWEN3_5 else seven_b(path)
         print(json.dumps(measure(arguments, large)))
 
 

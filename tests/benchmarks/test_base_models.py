@@ -10,12 +10,14 @@ from arpo.dialects.registry import choose_dialect
 
 def test_the_recipe_names_the_model_and_a_dialect_that_reads_tool_calls(tmp_path: Path) -> None:
     dialect = "tools.pretrain.language:TOOL_CALLS"
-    path = write_recipe(tmp_path / "tool_calls" / "model", dialect, tmp_path / "out")
+    path = write_recipe(tmp_path / "tool_calls" / "model", dialect, None, tmp_path / "out")
     config = load_config(str(path))
     assert path.stem == "tool_calls"
     assert config.model.path == str(tmp_path / "tool_calls" / "model") and config.train.epochs == 4
     chosen = choose_dialect(config.model.dialect, config.model.path, None)
     assert chosen.prompt == "desk" and chosen.parse(chosen.examples[0]).actions
+    path = write_recipe(tmp_path / "tool_calls" / "model", dialect, 2e-4, tmp_path / "out")
+    assert config.optim.lr == 1e-4 and load_config(str(path)).optim.lr == 2e-4
 
 
 def test_a_line_per_run_and_the_difference_over_all_held_out_tasks(tmp_path: Path) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from learner import needed_flops
+from learner import needed_flops, used_dimensions
 
-from arpo.models.memory_plan import LinearAttention, ModelDimensions
+from arpo.models.memory_plan import LinearAttention, ModelDimensions, measure_dimensions
 from arpo.types import Sample
-from tiny_vlm import screenshot, tiny_renderer
+from tiny_vlm import QWEN3_5, QWEN3_5_MOE, screenshot, tiny_of, tiny_renderer
 
 HYBRID = ModelDimensions(
     vision_parameters=1000,
@@ -54,3 +54,14 @@ def test_only_layers_with_full_attention_are_quadratic(train: str, language: int
     patches = 2 * 1000 * 48 + 4 * 48**2 * 10 * 2
     expected = language * (products + head + attention) + tower * patches
     assert needed_flops(HYBRID, sample, tiny_renderer(), train) == expected
+
+
+def test_experts_that_a_token_does_not_choose_are_not_counted() -> None:
+    """A token chooses two of four experts, each of three matrices of 64 x 32, in each of three layers."""
+    mixture, dense = tiny_of(QWEN3_5_MOE), tiny_of(QWEN3_5)
+    dims = measure_dimensions(mixture, lora_rank=1)
+    used = used_dimensions(dims, mixture.config)
+    assert dims.layer_parameters - used.layer_parameters == 2 * 3 * 64 * 32
+    assert dims.language_parameters - used.language_parameters == 3 * 2 * 3 * 64 * 32
+    dims = measure_dimensions(dense, lora_rank=1)
+    assert used_dimensions(dims, dense.config) == dims

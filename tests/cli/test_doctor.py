@@ -201,6 +201,7 @@ def check_advice(words: list[str], capsys: pytest.CaptureFixture[str]) -> list[s
         ("Qwen/Qwen3-VL-4B-Thinking", 4_437_815_808),
         ("qwen3-vl-8b-instruct", 8_767_123_696),
         ("Qwen/Qwen3.5-9B", 9_409_813_744),  # without mtp.*
+        ("Qwen/Qwen3.5-35B-A3B", 35_107_181_936),  # the same
     ],
 )
 def test_published_models_have_the_published_number_of_parameters(path: str, parameters: int) -> None:

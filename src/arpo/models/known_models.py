@@ -15,7 +15,7 @@ from transformers import AutoConfig
 class _Text(NamedTuple):
     family: str
     hidden: int
-    intermediate: int
+    intermediate: int  # of an expert in a mixture; the numbers of experts are defaults of transformers
     layers: int
     heads: int
     key_heads: int
@@ -36,8 +36,9 @@ _SIZES = {
     "Qwen3-VL-8B": _Text("qwen3_vl", 4096, 12288, 36, 32, 8, 151936, False),
     "Qwen3-VL-32B": _Text("qwen3_vl", 5120, 25600, 64, 64, 8, 151936, False),
     "Qwen3.5-9B": _Text("qwen3_5", 4096, 12288, 32, 16, 4, 248320, False),
+    "Qwen3.5-35B-A3B": _Text("qwen3_5_moe", 2048, 512, 40, 16, 2, 248320, False),
 }
-_HEAD_WIDTHS = {"qwen3_vl": 128, "qwen3_5": 256}  # the others follow from the hidden size
+_HEAD_WIDTHS = {"qwen3_vl": 128, "qwen3_5": 256, "qwen3_5_moe": 256}  # the others follow from the hidden size
 # Beginning of a model's name, its size, its repository on the hub.
 _MODELS = (
     ("UI-TARS-1.5-7B", "Qwen2.5-VL-7B", "ByteDance-Seed/UI-TARS-1.5-7B"),
@@ -70,7 +71,7 @@ def _config(text: _Text) -> Any:
         text.family,
         text_config={
             "hidden_size": text.hidden,
-            "intermediate_size": text.intermediate,
+            ("moe_" * (text.family == "qwen3_5_moe") + "intermediate_size"): text.intermediate,
             "num_hidden_layers": text.layers,
             "num_attention_heads": text.heads,
             "num_key_value_heads": text.key_heads,
@@ -90,7 +91,7 @@ def _tower(text: _Text) -> dict[str, Any]:
         width = 3420 if text.hidden < 5120 else 3456
         shape = {"depth": 32, "hidden_size": 1280, "intermediate_size": width, "num_heads": 16}
         return {**shape, "fullatt_block_indexes": [7, 15, 23, 31], "out_hidden_size": text.hidden}
-    if text.hidden < 4096:
+    if text.hidden < 4096 and text.family == "qwen3_vl":
         shape = {"depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "num_heads": 16}
         return {**shape, "deepstack_visual_indexes": [5, 11, 17], "out_hidden_size": text.hidden}
     shape = {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16}

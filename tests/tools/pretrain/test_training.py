@@ -181,6 +181,16 @@ def test_a_resumed_run_equals_an_uninterrupted_one(some: list[LessonBatch], tmp_
         assert torch.equal(one, other), name
 
 
+def test_weights_without_a_gradient_yet_are_saved_with_moments_of_zero(tmp_path: Path) -> None:
+    """The first lessons may have no question about a state, for example."""
+    Pretraining(settings(), tmp_path).save()
+    resumed = Pretraining(settings(seed=9), tmp_path)
+    resumed.resume()
+    state = resumed.optimiser.state_dict()["state"]
+    assert len(state) == len(resumed._parameters())
+    assert not any(moments[key].any() for moments in state.values() for key in ("exp_avg", "exp_avg_sq"))
+
+
 def test_the_learning_rate_warms_up_and_falls_as_a_cosine(tmp_path: Path) -> None:
     """Ten updates, two of them warm-up, peak 0.001: half at update 6, (1 + cos(7π/8)) / 2 at the last."""
     paced = settings(steps=10, warmup=2, lr=0.001)

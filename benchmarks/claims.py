@@ -291,29 +291,69 @@ def claims_of_longer_tasks() -> Iterator[str]:
 
 
 def claims_of_base_models() -> Iterator[str]:
-    """`make train` with the shipped model, in tool calls and with Qwen3.5, on all tasks of four test sets."""
-    runs, sets = series("base-models.json"), [f"{tasks}_test" for tasks in (*SETS, "long")]
-    every: dict[str, tuple[Scores, Scores]] = {}
-    titles = {"desk_fresh": "shipped", "tool_calls": "tool calls", "qwen3_5": "Qwen3.5"}
-    for name, title in titles.items():
-        first, last = ([find(name, tasks) for tasks in sets] for find in (runs.before, runs.after))
-        yield row(title, *(f"{mean(one)} → {mean_sd(other)}" for one, other in zip(first, last, strict=True)))
-        every[name] = _all_tasks(first), _all_tasks(last)
-    before, after = _differences(every["tool_calls"], every["desk_fresh"])
+    """`make train` with the shipped model, and in tool calls, on all tasks of four test sets."""
+    rows, (shipped, tool_calls) = _models(
+        "base-models.json", {"desk_fresh": "shipped", "tool_calls": "tool calls"}
+    )
+    yield from rows
+    before, after = _differences(tool_calls, shipped)
     yield f"tool calls differ by {points(before)} before training and by {points(after)} after it"
-    old = series("dialects.json")
-    text, calls, short = (
-        [_all_tasks([find(name, tasks) for tasks in sets]) for find in (old.before, old.after)]
-        for name in ("desk_fresh", "tool_calls", "tool_calls, last stage")
+    _, (text, calls, short) = _models(
+        "dialects.json", dict.fromkeys(("desk_fresh", "tool_calls", "tool_calls, last stage"), "")
     )
     nine, nine_short = (points(_differences(one, text)[1]) for one in (calls, short))
     yield f"differed by {nine} and {nine_short}"
-    before, after = _differences(every["qwen3_5"], every["desk_fresh"])
-    yield f"Qwen3.5 differs by {points(before)} before training and by {points(after)} after it"
+    pairs = (tool_calls, shipped), (calls, text), (short, text)
+    gains = [signed(_difference_of_gains(*pair).mean) for pair in pairs]
+    yield f"which are of the shipped family, differ by {gains[0]}, {gains[1]} and {gains[2]}."
 
 
-def _differences(one: Sequence[Scores], other: Sequence[Scores]) -> list[MeanTest]:
-    return [difference(*pair) for pair in zip(one, other, strict=True)]
+def claims_of_qwen3_5() -> Iterator[str]:
+    """The tiny Qwen3.5 with several learning rates, and the shipped model."""
+    rates = {f"qwen3_5, {rate}": f"Qwen3.5, learning rate {rate}" for rate in ("1e-4", "2e-4")}
+    rows, (shipped, *both) = _models("qwen3_5.json", {"desk_fresh": "shipped", **rates})
+    yield from rows
+    (_, lower), (before, higher) = (_differences(one, shipped) for one in both)
+    yield f"differs from the shipped model by {points(before)} before training"
+    yield f"After it, the difference is {points(lower)} with 1e-4 and {points(higher)} with 2e-4"
+    gains = [points(_difference_of_gains(one, shipped)) for one in both]
+    yield f"the gains differ by {gains[0]} and {gains[1]}"
+    _, (base, *others) = _models("qwen3_5-rates.json", {**rates, "qwen3_5, 3e-4": ""}, "validation")
+    better, worse = (points(_differences(one, base)[1]) for one in others)
+    yield f"{better} against 1e-4 (three seeds); 3e-4 gives {worse}"
+    _, (shipped, first) = _models("base-models.json", {"desk_fresh": "", "first qwen3_5": ""})
+    yield f"An earlier tiny Qwen3.5 differed by {points(_differences(first, shipped)[1])} after training"
+
+
+_Trained = tuple[Scores, Scores]
+"""Of all tasks, before and after training."""
+
+
+def _models(file: str, titles: Mapping[str, str], half: str = "test") -> tuple[list[str], list[_Trained]]:
+    """Each model's row of a table, and its scores."""
+    runs, sets = series(file), [f"{tasks}_{half}" for tasks in (*SETS, "long")]
+    rows, trained = [], []
+    for name, title in titles.items():
+        first, last = ([find(name, tasks) for tasks in sets] for find in (runs.before, runs.after))
+        cells = (f"{mean(one)} → {mean_sd(other)}" for one, other in zip(first, last, strict=True))
+        rows.append(row(title, *cells))
+        trained.append((_all_tasks(first), _all_tasks(last)))
+    return rows, trained
+
+
+def _differences(one: _Trained, other: _Trained) -> tuple[MeanTest, MeanTest]:
+    return difference(one[0], other[0]), difference(one[1], other[1])
+
+
+def _difference_of_gains(one: _Trained, other: _Trained) -> MeanTest:
+    return difference(*(_minus(after, before) for before, after in (one, other)))
+
+
+def _minus(ones: Scores, others: Scores) -> Scores:
+    return {
+        seed: [one - other for one, other in zip(scores, others[seed], strict=True)]
+        for seed, scores in ones.items()
+    }
 
 
 def claims_of_seeds() -> Iterator[str]:

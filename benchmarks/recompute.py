@@ -45,6 +45,7 @@ PAGES = (
             of.claims_of_published,
             of.claims_of_longer_tasks,
             of.claims_of_base_models,
+            of.claims_of_qwen3_5,
             of.claims_of_web_pages,
             of.claims_of_judges,
             of.claims_of_small_judge,

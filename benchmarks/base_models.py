@@ -139,7 +139,9 @@ def main() -> None:
     )
     parser.add_argument("model", type=Path, metavar="NAME/model", help="folder of the other model")
     parser.add_argument("--dialect", default=DIALECT, help="its model.dialect (%(default)s)")
-    parser.add_argument("--lr", type=float, help="its learning rate (default: that of the recipe)")
+    parser.add_argument(
+        "--lr", type=float, help="learning rate of the other model (default: that of the recipe)"
+    )
     parser.add_argument("--out", type=Path, required=True, help="output directory")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time (%(default)s)")

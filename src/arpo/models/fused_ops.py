@@ -88,8 +88,8 @@ def causal_convolution(
     """The convolution of linear attention: a sum of the last tokens of each channel, then SiLU.
 
     It accumulates in float32 or wider, as torch's own one. The channels of a token stay together in memory,
-    in the output and in gradients. Otherwise a row has an odd number of tokens and is not aligned: matrix
-    products with such gradients took 0.86 of 6.9 s for a trajectory of a 9B model.
+    in the output and in gradients. Otherwise a row of an odd number of tokens is not aligned, and matrix
+    products of such gradients need slower kernels.
     """
     width, count = weight_CW.shape[1], hidden_BCT.shape[2]
     padded_BTC = _widened(pad(hidden_BCT.transpose(1, 2), (0, 0, width - 1, 0)))

@@ -71,7 +71,9 @@ def _config(text: _Text) -> Any:
         text.family,
         text_config={
             "hidden_size": text.hidden,
-            ("moe_" * (text.family == "qwen3_5_moe") + "intermediate_size"): text.intermediate,
+            "moe_intermediate_size"
+            if text.family == "qwen3_5_moe"
+            else "intermediate_size": text.intermediate,
             "num_hidden_layers": text.layers,
             "num_attention_heads": text.heads,
             "num_key_value_heads": text.key_heads,
